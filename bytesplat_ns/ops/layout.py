@@ -1,0 +1,168 @@
+"""The data that passes between the stages of a step, described once for every backend and every exchange.
+
+A step is a chain of stages over the V views of a round:
+
+    project -> records -> bin -> tile lists -> rasterize -> image -> loss -> image gradients
+            -> rasterize_backward -> gradient rows -> project_backward -> parameter gradients -> adam
+
+Reference (torch), CPU (C++) and CUDA implement the same stages with the same names and signatures. Column numbers here
+are mirrored in ``csrc/common/layout.h``; ``tests/ops/test_layout.py`` compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+TILE = 16
+"""Side of a square tile in pixels."""
+
+ALPHA_MIN = 1.0 / 255.0
+"""Contributions below this opacity are skipped (they would not change an 8-bit image)."""
+
+ALPHA_MAX = 0.999
+"""Opacity of one Gaussian at one pixel is clamped here, so that transmittance never reaches zero in one step."""
+
+TRANSMITTANCE_MIN = 1e-4
+"""A pixel is saturated once its transmittance would fall to this value or below."""
+
+# Columns of a record: what a Gaussian looks like in one view. float32.
+MEAN2D = slice(0, 2)  # pixels, x right, y down, centre of the first pixel at (0.5, 0.5)
+CONIC = slice(2, 5)  # a, b, c of the inverse 2D covariance [[a, b], [b, c]], 1 / pixel^2
+OPACITY = 5  # after sigmoid and, in antialiased mode, after compensation
+RGB = slice(6, 9)  # linear combination of spherical harmonics + 0.5, clamped at zero from below
+DEPTH = 9  # camera z, world units
+RECORD_WIDTH = 10
+
+# Columns of a gradient row: dL/d(record) in the record's own columns, then the statistics of densification and pruning.
+ABSGRAD = slice(10, 12)  # sum over pixels of |dL/d mean2d| of that pixel, x and y
+IMPORTANCE = 12  # sum over pixels of alpha * T
+MAX_CONTRIBUTION = 13  # max over pixels of alpha * T
+ROW_WIDTH = RECORD_WIDTH
+ROW_WIDTH_WITH_STATISTICS = 14
+
+StopRule = Literal["drop", "add"]
+"""What happens to the Gaussian that saturates a pixel: left out (as 3DGS and gsplat do), or added before stopping."""
+
+
+@dataclass
+class Gaussians:
+    """Trained parameters of N Gaussians, as the optimizer holds them (before activation)."""
+
+    means: Tensor  # [N, 3] world units
+    quats: Tensor  # [N, 4] w, x, y, z; any non-zero norm
+    scales: Tensor  # [N, 3] natural logarithm of the standard deviations, world units
+    opacities: Tensor  # [N, 1] logit
+    features_dc: Tensor  # [N, 3] spherical harmonics, degree 0
+    features_rest: Tensor  # [N, (D + 1)^2 - 1, 3] spherical harmonics, degrees 1 to D
+    ids: Tensor  # [N] int64 global ids, unique, kept for life
+
+    PARAMETERS = ("means", "quats", "scales", "opacities", "features_dc", "features_rest")
+
+    def __len__(self) -> int:
+        return self.means.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.means.device
+
+
+@dataclass
+class Cameras:
+    """V pinhole views of one round. Views may differ in size; images are stored at the largest one."""
+
+    viewmats: Tensor  # [V, 4, 4] float32, world to camera, OpenCV axes (x right, y down, z forward)
+    intrinsics: Tensor  # [V, 4] float32: fx, fy, cx, cy in pixels
+    sizes: Tensor  # [V, 2] int32: width, height in pixels
+    width: int  # largest width of the round, pixels (known on the host: no synchronisation)
+    height: int  # largest height of the round, pixels
+
+    def __len__(self) -> int:
+        return self.viewmats.shape[0]
+
+    @property
+    def tiles_x(self) -> int:
+        return -(-self.width // TILE)
+
+    @property
+    def tiles_y(self) -> int:
+        return -(-self.height // TILE)
+
+
+@dataclass(frozen=True)
+class RenderSettings:
+    """What changes the meaning of a projection or of a rasterization."""
+
+    sh_degree: int = 3  # degrees above it are ignored
+    antialiased: bool = False  # compensate opacity for the 0.3 px dilation (Mip-Splatting)
+    stop: StopRule = "drop"
+    statistics: bool = True  # the raster backward also fills the statistics columns
+    near: float = 0.01  # world units
+    far: float = 1e10  # world units
+    dilation: float = 0.3  # added to the diagonal of the 2D covariance, pixel^2
+
+
+@dataclass
+class Records:
+    """The M visible (view, Gaussian) pairs of a round, ordered by view, then by Gaussian index."""
+
+    table: Tensor  # [M, RECORD_WIDTH] float32
+    gaussian: Tensor  # [M] int32, index into the local Gaussians
+    view: Tensor  # [M] int32, index into the round's views
+    radius: Tensor  # [M] float32 pixels, three standard deviations along the major axis
+    ids: Tensor  # [M] int64 global Gaussian ids: the order of equal depths
+
+    def __len__(self) -> int:
+        return self.table.shape[0]
+
+
+@dataclass
+class TileLists:
+    """For each tile of each view the records that reach it, near to far (equal depths by global id).
+
+    Tile t of view v at column x, row y has index ``(v * tiles_y + y) * tiles_x + x``; its list is
+    ``records[offsets[t]:offsets[t + 1]]``.
+    """
+
+    offsets: Tensor  # [V * tiles_y * tiles_x + 1] int64
+    records: Tensor  # [P] int32, indices into Records
+    pair: Tensor  # [P] int64, the same pairs numbered record by record (for deterministic sums over a record's tiles)
+    pair_offsets: Tensor  # [M + 1] int64, the pairs of record m are numbered pair_offsets[m] to pair_offsets[m + 1]
+
+
+@dataclass
+class Image:
+    """A rasterized round, before background, clamping and composition. Pixels outside a view's own size hold 0, 0, 1."""
+
+    rgb: Tensor  # [V, H, W, 3] float32, unclamped
+    depth: Tensor  # [V, H, W] float32, sum of alpha T z (not normalised), world units
+    transmittance: Tensor  # [V, H, W] float32, what is left of the light behind all Gaussians
+
+
+@dataclass
+class ImageGradients:
+    """dL/d(Image); a missing part is zero."""
+
+    rgb: Tensor  # [V, H, W, 3]
+    depth: Tensor | None = None  # [V, H, W]
+    transmittance: Tensor | None = None  # [V, H, W]
+
+
+@dataclass
+class GaussianGradients:
+    """dL/d(parameter) of every Gaussian (zero where invisible) and of the cameras' poses."""
+
+    means: Tensor  # [N, 3]
+    quats: Tensor  # [N, 4]
+    scales: Tensor  # [N, 3]
+    opacities: Tensor  # [N, 1]
+    features_dc: Tensor  # [N, 3]
+    features_rest: Tensor  # [N, K, 3]
+    viewmats: Tensor  # [V, 4, 4], last row zero
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The gradients by parameter name, poses left out."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "viewmats"}
