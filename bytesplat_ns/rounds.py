@@ -1,0 +1,60 @@
+"""Which views make up the next optimizer step: a pure function of (seed, images seen so far).
+
+No state is kept between rounds. A resumed run, or another rank, that knows the seed and the position derives the same
+plan without being told. An epoch shows every view exactly once; its last round is short rather than padded with repeats,
+so no view can appear twice in a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+
+@dataclass
+class View:
+    """One training photo with its pinhole camera, at the resolution of the round."""
+
+    index: int  # of the training image
+    owner: int  # rank that holds the photo and computes its loss
+    ranks: int  # bitmask of the ranks that contribute to the view, the owner among them
+    camera_to_world: Tensor  # [3, 4] float32 on the CPU, world units, OpenGL axes (x right, y up, z backward)
+    fx: float  # pixels
+    fy: float  # pixels
+    cx: float  # pixels, the centre of the first pixel is at 0.5
+    cy: float  # pixels
+    width: int  # pixels
+    height: int  # pixels
+    image: Tensor  # [H, W, 3 | 4] uint8 on the training device; a fourth channel is straight (not premultiplied) alpha
+    mask: Tensor | None  # [H, W] uint8 on the training device, nonzero = keep
+
+
+@dataclass
+class Round:
+    """The views of one optimizer step."""
+
+    views: list[View]
+    position: int  # images seen before this round; the next round starts at position + len(views)
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+    """The order in which an epoch shows `count` views: a uniform permutation drawn from (seed, epoch) alone.
+
+    Ranks random 64-bit words of the counter-based Philox generator (Salmon et al., "Parallel random numbers: as easy as
+    1, 2, 3"), keyed by (seed, epoch). numpy promises that raw words never change between its releases, which it does
+    not promise of `permutation`: a run may be resumed years later.
+    """
+    key = np.array([seed % 2**64, epoch], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(count)
+    return np.argsort(words, kind="stable").tolist()
+
+
+def round_indices(seed: int, position: int, count: int, views_per_round: int) -> list[int]:
+    """Indices of the views that the round at `position` (images seen before it) shows, out of `count` views.
+
+    Has `views_per_round` distinct views, or fewer at the end of an epoch.
+    """
+    epoch, seen = divmod(position, count)
+    return epoch_order(seed, epoch, count)[seen : seen + views_per_round]
