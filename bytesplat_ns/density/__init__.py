@@ -1,0 +1,1 @@
+"""Density control: which Gaussians a scene has, and when that changes."""

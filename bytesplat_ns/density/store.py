@@ -1,0 +1,108 @@
+"""The Gaussians that one rank owns, and everything that has a row per Gaussian.
+
+Parameters, ids, Adam moments and the statistics of densification are tables of N rows that must stay aligned while rows
+come and go. They are kept here and edited in one place, so that no other code has to know who else keeps a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bytesplat_ns.ops.layout import Gaussians
+
+
+class GaussianStore:
+    """Rows of Gaussians. The six parameters stay in their owner's ``nn.ParameterDict`` (a Splatfacto model's
+    ``gauss_params``), whose entries are replaced when the number of rows changes; build the store once they are on
+    their device.
+
+    Attributes:
+        parameters: the six tensors of ``ops.layout.Gaussians.PARAMETERS``, each with N rows.
+        ids: [N] int64, global and unique, kept for life.
+        next_id: smallest id never used yet by any rank.
+        columns: further tensors [N, ...] by name. Look them up again after an edit: it replaces them.
+    """
+
+    def __init__(self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None) -> None:
+        """Without ids, rows are numbered from zero. ``ids`` is [N] int64; ``next_id`` exceeds the ids of all ranks."""
+        self.parameters = parameters
+        device = parameters["means"].device
+        self.ids = torch.arange(len(self), device=device) if ids is None else ids.to(device)
+        assert self.ids.shape == (len(self),), "one id for each row"
+        if next_id is None:
+            next_id = int(self.ids.max()) + 1 if len(self) else 0
+        self.next_id = next_id
+        self.columns: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.parameters["means"].shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters["means"].device
+
+    def gaussians(self) -> Gaussians:
+        """The live parameters (not copies) as the stages take them."""
+        return Gaussians(**{name: self.parameters[name] for name in Gaussians.PARAMETERS}, ids=self.ids)
+
+    def register(self, name: str, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
+        """Add a column of zeros [N, *shape] that follows the rows from now on."""
+        assert name not in self.columns, f"column {name} is registered twice"
+        self.columns[name] = torch.zeros((len(self), *shape), dtype=dtype, device=self.device)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep these rows in this order and drop all others. ``rows`` is a mask [N] bool or indices [n] int64."""
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        self.edit(rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows, none, none, {})
+
+    @torch.no_grad()
+    def edit(self, kept: Tensor, parents: Tensor, ids: Tensor, changes: Mapping[str, Tensor]) -> None:
+        """Keep some rows and append children of some (other or the same) rows, in one pass over every table.
+
+        A child starts as a copy of its parent's parameters, and with zeros in every other column: it has no momentum
+        and no history.
+
+        Args:
+            kept: [n] int64, rows that stay, in their new order.
+            parents: [m] int64, for each child the row it is copied from.
+            ids: [m] int64, ids of the children.
+            changes: [m, ...] by parameter name, what a child has instead of its parent's value.
+        """
+        source = torch.cat([kept, parents])
+        for name, old in list(self.parameters.items()):
+            new = old.detach()[source]
+            if name in changes:
+                new[len(kept) :] = changes[name]
+            self.parameters[name] = nn.Parameter(new, requires_grad=old.requires_grad)
+        for name, old in self.columns.items():
+            new = old.new_zeros((len(source), *old.shape[1:]))
+            new[: len(kept)] = old[kept]
+            self.columns[name] = new
+        self.ids = torch.cat([self.ids[kept], ids])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ids and columns, row by row; the parameters are saved by their owner, in the same order."""
+        return {"ids": self.ids, "next_id": self.next_id, "columns": dict(self.columns)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over ids and columns. The parameters of the same Gaussians, in the same order, must be there already.
+
+        Raises:
+            ValueError: the state has other columns or another number of rows than this run.
+        """
+        if state["columns"].keys() != self.columns.keys():
+            raise ValueError(
+                f"The checkpoint holds the per-Gaussian columns {sorted(state['columns'])}, this run needs "
+                f"{sorted(self.columns)}: resume with the optimizer and density options it was trained with."
+            )
+        rows = {name: len(column) for name, column in state["columns"].items()} | {"ids": len(state["ids"])}
+        wrong = {name: n for name, n in rows.items() if n != len(self)}
+        if wrong:
+            raise ValueError(f"The checkpoint has {len(self)} Gaussians but these columns have other lengths: {wrong}.")
+        self.ids = state["ids"].to(self.device)
+        self.next_id = state["next_id"]
+        self.columns = {name: state["columns"][name].to(self.device) for name in self.columns}

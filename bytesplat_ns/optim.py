@@ -1,0 +1,81 @@
+"""Adam over the Gaussians of a store, fed with explicit gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns import ops
+from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.ops.layout import Gaussians
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class GaussianAdam:
+    """Dense Adam (Kingma and Ba, 2015, algorithm 1) with a learning rate per parameter tensor.
+
+    Dense means that Gaussians without a gradient keep moving with their momentum. The moments are columns
+    ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their rows; a new row starts
+    with zero moments.
+
+    Attributes:
+        betas, eps: may be changed between steps (a round of several views is a longer step).
+        steps: steps taken so far.
+    """
+
+    def __init__(
+        self, store: GaussianStore, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15
+    ) -> None:
+        self.store = store
+        self.betas = betas
+        self.eps = eps
+        self.steps = 0
+        for name in Gaussians.PARAMETERS:
+            for moment in MOMENTS:
+                store.register(f"{name}.{moment}", tuple(store.parameters[name].shape[1:]))
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
+        """Move every parameter once, in place.
+
+        Args:
+            gradients: dL/d(raw parameter) by name, shaped like the parameters.
+            rates: learning rate of this step by parameter name.
+        """
+        self.steps += 1
+        for name in Gaussians.PARAMETERS:
+            parameter = self.store.parameters[name].detach()
+            assert gradients[name].shape == parameter.shape, f"{name}: one gradient for each parameter"
+            ops.adam(
+                parameter,
+                gradients[name],
+                *self.moments(name),
+                lr=rates[name],
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                eps=self.eps,
+                step=self.steps,
+            )
+
+    def moments(self, name: str) -> tuple[Tensor, Tensor]:
+        """First and second moment of a parameter, both shaped like it; live, until rows come or go."""
+        first, second = (self.store.columns[f"{name}.{moment}"] for moment in MOMENTS)
+        return first, second
+
+    def forget(self, name: str) -> None:
+        """Zero the moments of a parameter, for instance because its values have been set from outside."""
+        for moment in self.moments(name):
+            moment.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the store does not hold: it saves the moments with its other columns."""
+        return {"steps": self.steps, "betas": list(self.betas), "eps": self.eps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.betas = tuple(state["betas"])
+        self.eps = state["eps"]
