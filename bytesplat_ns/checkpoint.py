@@ -1,0 +1,93 @@
+"""Checkpoint files: written aside and renamed, loadable with torch's safe default, stock layout plus one section.
+
+A file ``step-NNNNNNNNN.ckpt`` holds what nerfstudio's tools read (``step``, ``pipeline``, ``optimizers``,
+``schedulers``, ``scalers``) and a section ``bytesplat`` with what resuming needs besides. All per-Gaussian tensors
+are rows keyed by ``ids``. Randomness is counter-based (seed, images seen, id), so there is no generator state.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VERSION = 1
+_NAME = re.compile(r"step-(\d{9})\.ckpt$")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, damaged, or of another kind."""
+
+
+def path_for(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.ckpt"
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Writes ``state`` so that ``path`` is whole or untouched, whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".part")
+    try:
+        with open(aside, "wb") as file:
+            torch.save(plain(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"Could not write the checkpoint {path}: {error}. Earlier checkpoints are untouched; "
+            "free some space or choose another --output-dir, then resume with --load-dir."
+        ) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Loads a checkpoint of this method onto the CPU with ``weights_only``."""
+    if not path.is_file():
+        raise CheckpointError(f"There is no checkpoint at {path}.")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+    section = state.get("bytesplat") if isinstance(state, dict) else None
+    if section is None:
+        raise CheckpointError(
+            f"{path} is not a bytesplat checkpoint (no 'bytesplat' section): training can be resumed only from this "
+            "method's own checkpoints."
+        )
+    if section["version"] != VERSION:
+        raise CheckpointError(f"{path} has checkpoint version {section['version']}, this program reads {VERSION}.")
+    return state
+
+
+def find(folder: Path, step: int | None) -> Path:
+    """The checkpoint of ``step`` in ``folder``, or the latest one."""
+    if not folder.is_dir():
+        raise CheckpointError(f"--load-dir {folder} is not a folder.")
+    steps = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _NAME.match(name)))
+    if not steps:
+        raise CheckpointError(f"--load-dir {folder} holds no file named step-NNNNNNNNN.ckpt.")
+    if step is not None and step not in steps:
+        raise CheckpointError(f"--load-step {step}: {folder} holds steps {', '.join(map(str, steps))}.")
+    return path_for(folder, steps[-1] if step is None else step)
+
+
+def remove_others(path: Path) -> None:
+    """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind."""
+    for other in path.parent.iterdir():
+        if other != path and (_NAME.match(other.name) or other.name.endswith(".ckpt.part")):
+            other.unlink()
+
+
+def plain(value: Any) -> Any:
+    """The same structure with numpy scalars as Python numbers, which torch's safe loader accepts."""
+    if isinstance(value, dict):
+        return type(value)((key, plain(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item) for item in value)
+    if hasattr(value, "item") and not isinstance(value, torch.Tensor):
+        return value.item()
+    return value

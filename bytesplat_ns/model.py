@@ -1,0 +1,247 @@
+"""The Splatfacto variant: parameters, options, and what a camera sees.
+
+Everything a training step does with the model is in ``pipeline.py``; this file answers what the model *is* at a moment
+of the run (resolution, SH degree, background) and renders single views for evaluation, export and the viewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from nerfstudio.cameras.cameras import Cameras as NerfstudioCameras
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
+from nerfstudio.model_components.lib_bilagrid import BilateralGrid, color_correct
+from nerfstudio.model_components.lib_bilagrid import slice as slice_grid
+from nerfstudio.models.base_model import Model
+from nerfstudio.models.splatfacto import SplatfactoModel, SplatfactoModelConfig
+from nerfstudio.utils.colors import get_color
+from nerfstudio.utils.rich_utils import CONSOLE
+from pytorch_msssim import SSIM
+from torch import Tensor
+
+from bytesplat_ns import initialization, ops
+from bytesplat_ns.density.philox import uniform
+from bytesplat_ns.metrics import Lpips, view_metrics
+from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
+from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
+from bytesplat_ns.views import adjust, world_to_camera
+
+VIEWER_BACKGROUND = (0.1490, 0.1647, 0.2157)
+"""What evaluation and the viewer show behind a model trained on random backgrounds (the viewer's own colour)."""
+
+
+@dataclass
+class ByteSplatModelConfig(SplatfactoModelConfig):
+    """Options of splatfacto with splatfacto's meaning; schedule values are those of a 30,000-image run."""
+
+    _target: type = field(default_factory=lambda: ByteSplatModel)
+    max_gaussians: int = 3_000_000
+    """hard cap on the number of Gaussians, never exceeded"""
+    schedule_length: int | None = None
+    """images for which all schedules are laid out; default: the length of the run (schedules stretch and shrink with
+    it). 30000 restores splatfacto's absolute steps."""
+    sh_degree: Literal[0, 1, 2, 3] = 3  # type: ignore[assignment]
+    """maximum degree of spherical harmonics to use"""
+
+
+class ByteSplatModel(SplatfactoModel):
+    """Gaussians, their options, and rendering of single views.
+
+    The parameters keep splatfacto's names and shapes (``gauss_params``), so that stock tools find them.
+    """
+
+    config: ByteSplatModelConfig
+
+    def populate_modules(self) -> None:
+        config = self.config
+        if config.max_gaussians < 1:
+            raise ValueError(f"max-gaussians is {config.max_gaussians}; it must be at least 1.")
+        seed = torch.initial_seed() % 2**31
+        parameters = self._initial_parameters(seed)
+        self.gauss_params = torch.nn.ParameterDict({k: torch.nn.Parameter(v) for k, v in parameters.items()})
+        self.register_buffer("ids", torch.arange(self.num_points, dtype=torch.int64))
+        self.seed_points = None  # not needed any more; may be millions of points
+
+        self.camera_optimizer = config.camera_optimizer.setup(num_cameras=self.num_train_data, device="cpu")
+        if config.use_bilateral_grid:
+            x, y, w = config.grid_shape
+            self.bil_grids = BilateralGrid(num=self.num_train_data, grid_X=x, grid_Y=y, grid_W=w)
+        self.ssim = SSIM(data_range=1.0, size_average=True, channel=3)
+        self.lpips = Lpips()
+        self.crop_box: OrientedBox | None = None
+        random = config.background_color == "random"
+        self.background_color = torch.tensor(VIEWER_BACKGROUND) if random else get_color(config.background_color)
+        self.seed = seed
+        self.images_seen = 0
+        self.timeline = Timeline(REFERENCE_IMAGES, config.schedule_length or REFERENCE_IMAGES)
+
+    def _initial_parameters(self, seed: int) -> initialization.Parameters:
+        config = self.config
+        if self.seed_points is None and not config.random_init:
+            CONSOLE.log(
+                f"The data has no point cloud: starting from {config.num_random} random Gaussians "
+                f"in a cube of side {config.random_scale} around the origin."
+            )
+        if self.seed_points is None or config.random_init:
+            count = min(config.num_random, config.max_gaussians)
+            return initialization.random_cube(count, config.random_scale, config.sh_degree, seed)
+        points, colors = self.seed_points
+        colors = colors if colors is not None and len(colors) else None
+        return initialization.from_points(points, colors, config.sh_degree, config.max_gaussians, seed)
+
+    # What the model is at a moment of the run --------------------------------------------------------------------
+
+    def start(self, total_images: int) -> None:
+        """Lays the schedules out for a run of ``total_images`` images."""
+        self.timeline = Timeline(total_images, self.config.schedule_length or total_images)
+
+    def gaussians(self) -> Gaussians:
+        """The raw parameters, detached: stages return gradients explicitly."""
+        return Gaussians(**{name: p.detach() for name, p in self.gauss_params.items()}, ids=self.ids)
+
+    def downscale(self) -> int:
+        """Factor by which photos are reduced now: halved each time a ``resolution_schedule`` has passed."""
+        passed = self.images_seen // self.timeline.images(self.config.resolution_schedule)
+        return 2 ** max(self.config.num_downscales - passed, 0)
+
+    def settings(self, statistics: bool = False) -> RenderSettings:
+        """How views are rendered now; one more SH degree each ``sh_degree_interval``."""
+        degree = min(self.images_seen // self.timeline.images(self.config.sh_degree_interval), self.config.sh_degree)
+        antialiased = self.config.rasterize_mode == "antialiased"
+        return RenderSettings(sh_degree=degree, antialiased=antialiased, statistics=statistics)
+
+    def training_backgrounds(self, count: int) -> Tensor:
+        """[count, 3] colours behind the next views; random ones depend on (seed, images seen) alone."""
+        if self.config.background_color != "random":
+            return self.background_color.to(self.device).expand(count, 3).contiguous()
+        positions = torch.arange(self.images_seen, self.images_seen + count)
+        return uniform(positions, 3, seed=self.seed, step=2).to(self.device)
+
+    # Rendering of single views ---------------------------------------------------------------------------------
+
+    def render(self, camera: NerfstudioCameras) -> tuple[Image, Tensor]:
+        """Renders one nerfstudio camera; differentiable when gradients are enabled.
+
+        Returns:
+            the image (V = 1) and the background [3] to compose it with.
+        """
+        poses = camera.camera_to_worlds
+        if self.training and camera.metadata is not None and "cam_idx" in camera.metadata:
+            corrections = self.camera_optimizer(torch.tensor([camera.metadata["cam_idx"]]))
+            poses = adjust(poses, corrections.to(poses.device))
+        width, height = int(camera.width.item()), int(camera.height.item())
+        intrinsics = [float(v.item()) for v in (camera.fx, camera.fy, camera.cx, camera.cy)]
+        cameras = Cameras(
+            viewmats=world_to_camera(poses),
+            intrinsics=torch.tensor([intrinsics], dtype=torch.float32, device=self.device),
+            sizes=torch.tensor([[width, height]], dtype=torch.int32, device=self.device),
+            width=width,
+            height=height,
+        )
+        gaussians = Gaussians(**dict(self.gauss_params.items()), ids=self.ids)
+        if self.crop_box is not None and not self.training:
+            inside = self.crop_box.within(self.means).squeeze(-1)
+            gaussians = Gaussians(**{k: p[inside] for k, p in self.gauss_params.items()}, ids=self.ids[inside])
+        image, _ = ops.render(gaussians, cameras, self.settings())
+        background = self.training_backgrounds(1)[0] if self.training else self.background_color.to(self.device)
+        return image, background
+
+    def get_outputs(self, camera: NerfstudioCameras) -> dict[str, Tensor]:  # type: ignore[override]
+        """What a camera sees: rgb [H, W, 3], depth [H, W, 1], accumulation [H, W, 1], background [3] or [H, W, 3]."""
+        if not isinstance(camera, NerfstudioCameras):
+            raise TypeError(f"bytesplat renders nerfstudio Cameras, found {type(camera).__name__}.")
+        if camera.shape != torch.Size([1]):
+            camera = camera.reshape((1,))
+        factor = self.downscale() if self.training else 1
+        camera.rescale_output_resolution(1 / factor)
+        image, background = self.render(camera)
+        camera.rescale_output_resolution(factor)
+        transmittance, accumulation = image.transmittance[0, ..., None], 1 - image.transmittance[0, ..., None]
+        rgb = (image.rgb[0] + transmittance * background).clamp(0, 1)
+        if self.training and self.config.use_bilateral_grid and camera.metadata and "cam_idx" in camera.metadata:
+            rgb = self.apply_grids(rgb[None], [camera.metadata["cam_idx"]])[0]
+        depth = None
+        if not self.training or self.config.output_depth_during_training:
+            expected = image.depth[0, ..., None] / accumulation.clamp_min(1e-10)
+            depth = torch.where(accumulation > 0, expected, expected.detach().max())
+        if not self.training:
+            background = background.expand_as(rgb)
+        return {"rgb": rgb, "depth": depth, "accumulation": accumulation, "background": background}  # type: ignore[dict-item]
+
+    def apply_grids(self, rgb: Tensor, indices: list[int]) -> Tensor:
+        """Maps colours [V, H, W, 3] through the bilateral grids of photos ``indices`` (Wang et al. 2024)."""
+        _, height, width, _ = rgb.shape
+        y, x = torch.meshgrid(
+            torch.linspace(0, 1, height, device=rgb.device), torch.linspace(0, 1, width, device=rgb.device), indexing="ij"
+        )
+        xy = torch.stack([x, y], dim=-1)[None]
+        graded = [
+            slice_grid(self.bil_grids, xy, rgb[v : v + 1], torch.tensor([[index]], device=rgb.device))["rgb"]
+            for v, index in enumerate(indices)
+        ]
+        return torch.cat(graded)
+
+    # Evaluation ------------------------------------------------------------------------------------------------
+
+    def get_metrics_dict(self, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        target = self._target(outputs, batch)
+        metrics: dict[str, Any] = {"psnr": -10 * (outputs["rgb"] - target).square().mean().log10()}
+        metrics["gaussian_count"] = self.num_points
+        self.camera_optimizer.get_metrics_dict(metrics)
+        return metrics
+
+    def get_image_metrics_and_images(self, outputs, batch):  # type: ignore[no-untyped-def]
+        """PSNR, SSIM, LPIPS of a rendered view, and photo and render side by side [H, 2 W, 3]."""
+        target, rendered = self._target(outputs, batch), outputs["rgb"]
+        as_batch = lambda image: image.permute(2, 0, 1)[None]  # noqa: E731
+        metrics = view_metrics(as_batch(rendered), as_batch(target), self.ssim, self.lpips)
+        if self.config.color_corrected_metrics:
+            corrected = color_correct(rendered, target)
+            metrics |= view_metrics(as_batch(corrected), as_batch(target), self.ssim, self.lpips, prefix="cc_")
+        return metrics, {"img": torch.cat([target, rendered], dim=1)}
+
+    def _target(self, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> Tensor:
+        return self.composite_with_background(self.get_gt_img(batch["image"]), outputs["background"])
+
+    def _downscale_if_required(self, image: Tensor) -> Tensor:
+        from nerfstudio.models.splatfacto import resize_image
+
+        factor = self.downscale() if self.training else 1
+        return resize_image(image, factor) if factor > 1 else image
+
+    # Stock surface ---------------------------------------------------------------------------------------------
+
+    @property
+    def colors(self) -> Tensor:
+        """[N, 3] base colours in 0..1 (before clamping)."""
+        return self.features_dc * initialization.SH_C0 + 0.5
+
+    @property
+    def shs_0(self) -> Tensor:
+        """[N, 3] constant SH coefficients (at every maximum degree: there is no special case for degree zero)."""
+        return self.features_dc
+
+    def get_training_callbacks(self, training_callback_attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+        return []  # a round is one story in pipeline.py
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"images_seen": self.images_seen, "total": self.timeline.total, "length": self.timeline.length}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.images_seen = state["images_seen"]
+        self.timeline = Timeline(state["total"], state["length"])
+
+    def load_state_dict(self, state: dict[str, Any], **kwargs: Any):  # type: ignore[override]
+        """Loads parameters of any number of Gaussians; without a record of progress the model counts as trained."""
+        count = len(state["gauss_params.means"])
+        for name, parameter in self.gauss_params.items():
+            shape = (count, *parameter.shape[1:])
+            self.gauss_params[name] = torch.nn.Parameter(torch.zeros(shape, device=self.device))
+        self.ids = torch.arange(count, dtype=torch.int64, device=self.device)
+        if "_extra_state" not in state:
+            self.images_seen = self.timeline.total
+        return Model.load_state_dict(self, state, **kwargs)

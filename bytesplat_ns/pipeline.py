@@ -1,0 +1,247 @@
+"""One training step, told as a story: ``ByteSplatPipeline.train_round``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from nerfstudio.engine.optimizers import Optimizers
+from nerfstudio.model_components.lib_bilagrid import total_variation_loss
+from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
+from torch import Tensor
+
+from bytesplat_ns import ops
+from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
+from bytesplat_ns.density.schedule import DensitySchedule
+from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions, DensityReport
+from bytesplat_ns.metrics import psnr
+from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
+from bytesplat_ns.ops.layout import Image, ImageGradients
+from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, Timeline, learning_rate
+from bytesplat_ns.views import Batch, collate
+
+BETAS, EPSILON = (0.9, 0.999), 1e-15
+"""Adam's constants, as splatfacto's."""
+
+
+@dataclass
+class ByteSplatPipelineConfig(VanillaPipelineConfig):
+    """Configuration of data and model."""
+
+    _target: type = field(default_factory=lambda: ByteSplatPipeline)
+    datamanager: ByteSplatDataManagerConfig = field(default_factory=ByteSplatDataManagerConfig)
+    """specifies the datamanager config"""
+    model: ByteSplatModelConfig = field(default_factory=ByteSplatModelConfig)
+    """specifies the model config"""
+
+
+@dataclass
+class RoundReport:
+    """What a round leaves for the log; nothing is computed before it is asked for."""
+
+    losses: Tensor  # [V]
+    image: Image
+    batch: Batch
+    background: Tensor  # [V, 3]
+    density: DensityReport | None  # what density control changed after this round
+
+    def read(self) -> dict[str, float]:
+        """Mean loss and PSNR of the round's views (waits for the device)."""
+        rgb = (self.image.rgb + self.image.transmittance[..., None] * self.background[:, None, None]).clamp(0, 1)
+        target = self.batch.target.float() / 255 if self.batch.target.dtype == torch.uint8 else self.batch.target
+        if target.shape[-1] == 4:
+            target = target[..., :3] * target[..., 3:] + (1 - target[..., 3:]) * self.background[:, None, None]
+        return {"loss": float(self.losses.mean()), "psnr": float(psnr(rgb, target, self.batch.mask))}
+
+
+class ByteSplatPipeline(VanillaPipeline):
+    """Data, model and, while training, the optimizers and the density control."""
+
+    config: ByteSplatPipelineConfig
+    datamanager: ByteSplatDataManager
+    model: ByteSplatModel
+
+    def train_round(self) -> RoundReport:
+        """One optimizer step: the next round of views through all stages and back."""
+        model = self.model
+        # 1. The next views, at the resolution of the moment.
+        round = self.datamanager.next_round(model.images_seen, model.downscale())
+        poses_move = model.config.camera_optimizer.mode != "off"
+        batch = collate(round.views, model.device, model.camera_optimizer if poses_move else None)
+        background = model.training_backgrounds(len(batch))
+        settings = model.settings(statistics=True)
+        gaussians, cameras = model.gaussians(), batch.cameras
+
+        # 2. Forward: Gaussians to records, records to tiles, tiles to an image without background.
+        records = ops.project(gaussians, cameras, settings)
+        tiles = ops.bin(records, cameras)
+        image = ops.rasterize(records, tiles, cameras, settings)
+
+        # 3. Loss of each view, and its gradient with respect to the image.
+        losses, d_image = self._loss(image, batch, background)
+
+        # 4. Backward: image to gradient rows (one a record), rows to parameters and poses.
+        rows = ops.rasterize_backward(records, tiles, cameras, settings, image, d_image)
+        gradients = ops.project_backward(gaussians, cameras, settings, records, rows)
+        if model.config.use_scale_regularization:
+            gradients.scales += self._scale_regularization(model.images_seen, len(batch))
+
+        # 5. Update. The Gaussians' Adam is dense; shared parameters (poses, bilateral grids) have their own.
+        scale = RoundScale(len(batch))
+        rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
+        self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
+        self.optimizer.step(gradients.parameters(), rates)
+        self._step_shared(batch, gradients.viewmats, rates, scale)
+
+        # 6. Density control: remember what the views said, and now and then grow, prune or reset.
+        before, model.images_seen = model.images_seen, model.images_seen + len(batch)
+        if self.strategy.schedule.observes(before):
+            self.strategy.observe(records, rows, cameras)
+        report = self.strategy.update(before, model.images_seen)
+        model.ids = self.store.ids
+        return RoundReport(losses, image, batch, background, report)
+
+    # Parts of the story -----------------------------------------------------------------------------------------
+
+    def _loss(self, image: Image, batch: Batch, background: Tensor) -> tuple[Tensor, ImageGradients]:
+        """Loss of each view [V] and its gradient; through autograd only where bilateral grids stand between."""
+        weight = self.config.model.ssim_lambda
+        if not self.config.model.use_bilateral_grid:
+            return ops.loss(image, batch.target, background, batch.cameras, weight, batch.mask)
+        rgb, transmittance = image.rgb.requires_grad_(), image.transmittance.requires_grad_()
+        composed = (rgb + transmittance[..., None] * background[:, None, None]).clamp(0, 1)
+        graded = self.model.apply_grids(composed, batch.indices)
+        opaque = torch.zeros_like(transmittance)
+        losses = ops.photometric_loss(graded, opaque, batch.target, background, batch.cameras, weight, batch.mask)
+        smoothness = 10 * total_variation_loss(self.model.bil_grids.grids)
+        (losses.sum() + len(batch) * smoothness).backward()
+        gradients = ImageGradients(rgb.grad, None, transmittance.grad)
+        image.rgb, image.transmittance = rgb.detach(), transmittance.detach()
+        return losses.detach(), gradients
+
+    def _scale_regularization(self, before: int, views: int) -> Tensor | float:
+        """Gradient [N, 3] of PhysGaussian's penalty on needles, due every ten images (0 in between)."""
+        due = (before + views - 1) // 10 - (before - 1) // 10
+        if not due:
+            return 0.0
+        with torch.enable_grad():
+            scales = self.model.scales.detach().requires_grad_()
+            extent = scales.exp()
+            ratio = extent.amax(dim=1) / extent.amin(dim=1)
+            excess = (ratio - self.config.model.max_gauss_ratio).clamp_min(0)
+            return torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]
+
+    def _step_shared(self, batch: Batch, d_viewmats: Tensor, rates: Mapping[str, float], scale: RoundScale) -> None:
+        """Optimizer step of the parameters that all Gaussians share."""
+        if batch.viewmats.requires_grad:
+            penalties: dict[str, Tensor] = {}
+            self.model.camera_optimizer.get_loss_dict(penalties)
+            batch.viewmats.backward(d_viewmats, retain_graph=False)
+            (len(batch) * sum(penalties.values())).backward()
+        for name, optimizer in self.shared_optimizers.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"], group["betas"], group["eps"] = rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    # A run's beginning and its return ---------------------------------------------------------------------------
+
+    def start_training(self, total_images: int, optimizers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Makes optimizers, learning rates and density control for a run of ``total_images`` images.
+
+        Args:
+            optimizers: nerfstudio's optimizer and scheduler configurations by parameter group.
+        """
+        model, options = self.model, self.config.model
+        model.start(total_images)
+        self.store = GaussianStore(model.gauss_params, model.ids)
+        self.optimizer = GaussianAdam(self.store)
+        groups = model.get_param_groups()
+        missing = [name for name in groups if name not in optimizers]
+        if missing:
+            raise ValueError(f"The trainer's optimizers lack the parameter group(s) {', '.join(missing)}.")
+        self._rates: dict[str, LearningRate] = {
+            name: learning_rate(name, optimizers[name]["optimizer"], optimizers[name]["scheduler"], model.timeline)
+            for name in groups
+        }
+        shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
+        constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
+        self.shared_optimizers = Optimizers(constant, shared)
+        density = DensityOptions(**{f.name: getattr(options, f.name) for f in fields(DensityOptions)})
+        schedule = density_schedule(options, model.timeline, model.num_train_data)
+        self.strategy = DefaultStrategy(self.store, self.optimizer, density, schedule, model.seed)
+
+    def describe_run(self) -> list[str]:
+        """What this run will do and when, in images, for the log."""
+        model, options, schedule = self.model, self.config.model, self.strategy.schedule
+        timeline, views = model.timeline, self.config.datamanager.views_per_round
+        halvings = [timeline.images(options.resolution_schedule) * k for k in range(1, options.num_downscales + 1)]
+        degrees = [timeline.images(options.sh_degree_interval) * k for k in range(1, options.sh_degree + 1)]
+        resets = [m for m in range(timeline.total) if schedule.resets_at(m, m + 1)]
+        scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
+        lines = [
+            f"{model.num_points:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
+            f"{timeline.total:,} images in rounds of {views}, on {model.device} ({ops.backend(model.device)}).",
+            f"Schedules for {timeline.length:,} images ({scaled}), in images: "
+            f"resolution doubles at {_moments(halvings)}; SH degree rises at {_moments(degrees)}; "
+            f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "
+            f"opacity reset at {_moments([m + 1 for m in resets])}.",
+        ]
+        if views > 1:
+            scale = RoundScale(views)
+            lines.append(
+                f"Rounds of {views} views: learning rates x {scale.learning_rate(1):.3g}, "
+                f"Adam betas {', '.join(f'{b:.4g}' for b in scale.betas(*BETAS))}."
+            )
+        return lines
+
+    def training_state(self) -> dict[str, Any]:
+        """Everything that resuming needs besides the parameters."""
+        return {
+            "seed": self.model.seed,
+            "gaussians": self.store.state_dict(),
+            "adam": self.optimizer.state_dict(),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from a checkpoint (``checkpoint.read``): parameters, moments, statistics, position."""
+        timeline = self.model.timeline
+        self.load_pipeline(state["pipeline"], state["step"])
+        self.model.timeline = timeline  # of this run, which may be longer
+        self.model.seed = state["bytesplat"]["seed"]
+        self.strategy.seed = self.model.seed
+        self.store.load_state_dict(state["bytesplat"]["gaussians"])
+        self.optimizer.load_state_dict(state["bytesplat"]["adam"])
+        self.model.ids = self.store.ids
+        for name, optimizer in self.shared_optimizers.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+
+    def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        return self.model.get_param_groups()
+
+
+def density_schedule(options: ByteSplatModelConfig, timeline: Timeline, photos: int) -> DensitySchedule:
+    """Splatfacto's density schedule on this run's timeline.
+
+    A refinement judges Gaussians by the views since the last one, so however short the run, it waits until all photos
+    have been seen once (but no longer than splatfacto does).
+    """
+    every = timeline.images(options.refine_every, at_least=min(photos, options.refine_every))
+    pause = min(photos, timeline.images(REFERENCE_IMAGES // 10)) + every
+    return DensitySchedule(
+        start=timeline.images(options.warmup_length),
+        stop=timeline.images(options.stop_split_at),
+        every=every,
+        reset_every=max(timeline.images(options.reset_alpha_every * options.refine_every), 2 * pause),
+        pause_after_reset=pause,
+        stop_screen_size=timeline.images(options.stop_screen_size_at, at_least=0),
+        total=timeline.total,
+    )
+
+
+def _moments(images: list[int]) -> str:
+    return ", ".join(f"{image:,}" for image in images) or "never"

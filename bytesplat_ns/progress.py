@@ -1,0 +1,61 @@
+"""What a run tells while it trains: one line at a time on the terminal, one JSON object a line in ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from nerfstudio.utils.rich_utils import CONSOLE
+
+
+class Progress:
+    """Prints at most one line every ``seconds`` and at the end; writes every report to a file.
+
+    Args:
+        path: of the JSON-lines file; a resumed run appends to it.
+        total_steps: steps (rounds) of the whole run.
+        first_step: steps that were done before (resume).
+        views: photos a round.
+    """
+
+    def __init__(self, path: Path, total_steps: int, first_step: int, views: int, seconds: float = 10.0) -> None:
+        self._file = open(path, "a", buffering=1)
+        self._total, self._views, self._seconds = total_steps, views, seconds
+        self._start = self._printed = time.monotonic()
+        self._printed_step = first_step
+
+    def elapsed(self) -> float:
+        """Seconds since this process began to train."""
+        return time.monotonic() - self._start
+
+    def report(self, done: int, loss: float, psnr: float, gaussians: int) -> None:
+        """Called at log intervals, after ``done`` steps of the run."""
+        self.write(step=done, images=done * self._views, loss=loss, psnr=psnr, gaussians=gaussians)
+        now = time.monotonic()
+        if now - self._printed < self._seconds and done < self._total:
+            return
+        rate = (done - self._printed_step) / max(now - self._printed, 1e-9)
+        self._printed, self._printed_step = now, done
+        remaining = (self._total - done) / rate if rate > 0 else float("inf")
+        CONSOLE.print(
+            f"step {done:,}/{self._total:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
+            f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}",
+            highlight=False,
+        )
+
+    def write(self, **values: float | int | str) -> None:
+        """Appends one object to the file; ``seconds`` since the start is added."""
+        rounded = {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
+        self._file.write(json.dumps(rounded | {"seconds": round(self.elapsed(), 3)}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _duration(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "unknown"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"

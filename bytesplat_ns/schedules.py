@@ -1,0 +1,122 @@
+"""When things happen in a run, counted in images seen.
+
+Splatfacto's schedules are laid out in steps for a run of 30,000 one-image steps. Here the same numbers are *reference*
+values: they stretch or shrink with the length of the run, so that a short run spends the same share of its images at
+low resolution, in densification, and so on, instead of ending before it began. Counting images instead of optimizer
+steps makes the schedule independent of how many views one step (round) holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+REFERENCE_IMAGES = 30_000
+"""Length of the run for which splatfacto's schedule values are meant, in images."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Maps reference values (images of a 30,000-image run) to images of this run.
+
+    Args:
+        total: images that this run sees.
+        length: images for which schedules are laid out; ``total`` scales everything with the run,
+            ``REFERENCE_IMAGES`` restores splatfacto's absolute steps.
+    """
+
+    total: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.total < 1 or self.length < 1:
+            raise ValueError(
+                f"A run needs at least one image: max-num-iterations is {self.total}, schedule-length {self.length}. "
+                "Give both a positive number."
+            )
+
+    @property
+    def scale(self) -> float:
+        return self.length / REFERENCE_IMAGES
+
+    def images(self, reference: float, at_least: int = 1) -> int:
+        """The reference value in images of this run, rounded, and not below ``at_least``."""
+        return max(at_least, round(reference * self.scale))
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """Exponential decay with a warm-up, as nerfstudio's ``ExponentialDecayScheduler``, in images of this run.
+
+    Args:
+        initial, final: rates at the start (after the warm-up) and at the end of the decay.
+        decay: images from start to end of the decay, warm-up included.
+        warmup: images of the warm-up (0: none), which starts at ``pre_warmup`` and rises along ``ramp``.
+    """
+
+    initial: float
+    final: float
+    decay: int = 1
+    warmup: int = 0
+    pre_warmup: float = 0.0
+    ramp: str = "cosine"
+
+    def __call__(self, seen: int) -> float:
+        """The rate for a round that starts after ``seen`` images."""
+        if seen < self.warmup:
+            t = seen / self.warmup
+            rise = math.sin(0.5 * math.pi * t) if self.ramp == "cosine" else t
+            return self.pre_warmup + (self.initial - self.pre_warmup) * rise
+        if self.final == self.initial:
+            return self.initial
+        t = min(max((seen - self.warmup) / max(self.decay - self.warmup, 1), 0.0), 1.0)
+        return math.exp(math.log(self.initial) * (1 - t) + math.log(self.final) * t)
+
+
+def learning_rate(group: str, optimizer: object, scheduler: object | None, timeline: Timeline) -> LearningRate:
+    """Turns nerfstudio's optimizer and scheduler configurations of one parameter group into a ``LearningRate``.
+
+    Raises:
+        ValueError: for a scheduler that is not an exponential decay, or a decay to or from zero.
+    """
+    initial = float(optimizer.lr)  # type: ignore[attr-defined]
+    if scheduler is None:
+        return LearningRate(initial, initial)
+    missing = [name for name in ("lr_final", "max_steps", "warmup_steps", "lr_pre_warmup") if not hasattr(scheduler, name)]
+    if missing:
+        raise ValueError(
+            f"optimizers.{group}.scheduler is a {type(scheduler).__name__}; bytesplat schedules count images and "
+            "support ExponentialDecaySchedulerConfig or None."
+        )
+    final = initial if scheduler.lr_final is None else float(scheduler.lr_final)
+    if min(initial, final) <= 0 and initial != final:
+        raise ValueError(f"optimizers.{group}: an exponential decay needs positive rates, found {initial} to {final}.")
+    return LearningRate(
+        initial,
+        final,
+        decay=timeline.images(scheduler.max_steps),
+        warmup=timeline.images(scheduler.warmup_steps, at_least=0),
+        pre_warmup=float(scheduler.lr_pre_warmup),
+        ramp=str(getattr(scheduler, "ramp", "cosine")),
+    )
+
+
+@dataclass(frozen=True)
+class RoundScale:
+    """How one dense-Adam step on a round of B views is made worth B steps on one view each.
+
+    The clock of a dense Adam is the optimizer step. A Gaussian visible in a fraction p of the views sees a gradient in
+    about B p of the rounds, so keeping its displacement per image asks for ``lr * sqrt(B)``, ``beta ** B`` (the same
+    memory in images) and ``eps / sqrt(B)``.
+    """
+
+    views: int
+
+    def learning_rate(self, rate: float) -> float:
+        return rate * math.sqrt(self.views)
+
+    def betas(self, *betas: float) -> tuple[float, ...]:
+        return tuple(beta**self.views for beta in betas)
+
+    def epsilon(self, eps: float) -> float:
+        return eps / math.sqrt(self.views)

@@ -1,0 +1,95 @@
+"""From the views of a round to what the kernels take: cameras in OpenCV axes and one block of ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bytesplat_ns.ops.layout import Cameras
+from bytesplat_ns.rounds import View
+
+
+@dataclass
+class Batch:
+    """The views of a round, padded to the largest of them, on the model's device."""
+
+    cameras: Cameras  # poses detached: the stages return dL/d(viewmats) instead
+    viewmats: Tensor  # [V, 4, 4] world to camera, attached to the camera optimizer's graph when it is on
+    target: Tensor  # [V, H, W, 3 or 4] uint8 or float32
+    mask: Tensor | None  # [V, H, W] uint8, nonzero where the loss counts
+    indices: list[int]  # of the photos in the training set
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def world_to_camera(camera_to_world: Tensor) -> Tensor:
+    """Inverts rigid OpenGL camera-to-world poses [V, 3, 4] into OpenCV world-to-camera matrices [V, 4, 4].
+
+    OpenGL cameras look along -z with y up, OpenCV's along +z with y down: the y and z axes change sign.
+    """
+    flip = camera_to_world.new_tensor([1.0, -1.0, -1.0])
+    rotation = (camera_to_world[:, :3, :3] * flip).transpose(1, 2)
+    translation = -rotation @ camera_to_world[:, :3, 3:]
+    last = camera_to_world.new_tensor([0.0, 0.0, 0.0, 1.0]).expand(len(camera_to_world), 1, 4)
+    return torch.cat([torch.cat([rotation, translation], dim=2), last], dim=1)
+
+
+def adjust(camera_to_world: Tensor, corrections: Tensor) -> Tensor:
+    """Applies nerfstudio's learned corrections [V, 3, 4] to poses [V, 3, 4]: rotation and translation separately."""
+    return torch.cat(
+        [corrections[:, :, :3] @ camera_to_world[:, :, :3], camera_to_world[:, :, 3:] + corrections[:, :, 3:]], dim=2
+    )
+
+
+def collate(views: Sequence[View], device: torch.device, pose_optimizer: torch.nn.Module | None = None) -> Batch:
+    """Gathers V views into one batch.
+
+    Args:
+        views: the round's views; photos may differ in size and number of channels.
+        pose_optimizer: maps photo indices [V] to corrections [V, 3, 4] (nerfstudio's CameraOptimizer), or None.
+    """
+    indices = [view.index for view in views]
+    poses = torch.stack([view.camera_to_world for view in views]).to(device)
+    if pose_optimizer is not None:
+        poses = adjust(poses, pose_optimizer(torch.tensor(indices)).to(device))
+    viewmats = world_to_camera(poses)
+    width, height = max(view.width for view in views), max(view.height for view in views)
+    cameras = Cameras(
+        viewmats=viewmats.detach().contiguous(),
+        intrinsics=torch.tensor([[v.fx, v.fy, v.cx, v.cy] for v in views], dtype=torch.float32, device=device),
+        sizes=torch.tensor([[v.width, v.height] for v in views], dtype=torch.int32, device=device),
+        width=width,
+        height=height,
+    )
+    channels = max(view.image.shape[2] for view in views)
+    target = torch.stack([_fit(view.image.to(device), width, height, channels) for view in views])
+    mask = None
+    if any(view.mask is not None for view in views):
+        mask = torch.stack([_fit_mask(view, width, height, device) for view in views])
+    return Batch(cameras, viewmats, target, mask, indices)
+
+
+def with_poses(cameras: Cameras, viewmats: Tensor) -> Cameras:
+    """The same cameras with other (possibly differentiable) poses [V, 4, 4]."""
+    return replace(cameras, viewmats=viewmats)
+
+
+def _fit(image: Tensor, width: int, height: int, channels: int) -> Tensor:
+    if image.shape[2] < channels:  # an opaque photo among photos with alpha
+        opaque = 255 if image.dtype == torch.uint8 else 1.0
+        image = pad(image, (0, 1), value=opaque)
+    if image.shape[:2] != (height, width):
+        image = pad(image, (0, 0, 0, width - image.shape[1], 0, height - image.shape[0]))
+    return image.contiguous()
+
+
+def _fit_mask(view: View, width: int, height: int, device: torch.device) -> Tensor:
+    mask = view.mask
+    if mask is None:
+        mask = torch.ones(view.height, view.width, dtype=torch.uint8)
+    return pad(mask.to(device), (0, width - mask.shape[1], 0, height - mask.shape[0])).contiguous()
