@@ -1,0 +1,23 @@
+# `make test` and `make demo` work in a fresh checkout: they first make `.venv`, with everything in it.
+# Where BYTESPLAT_ENV_CACHE names a folder, the dependencies are kept there and shared between checkouts.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test lint demo kernels environment
+
+test: lint kernels
+	@$(BIN)/python -m pytest
+
+lint: environment
+	$(BIN)/ruff check .
+
+demo: kernels
+	$(BIN)/python -m bytesplat_ns.demo
+
+# The CPU libraries again, when their sources have changed since they were installed.
+kernels: environment
+	$(BIN)/python bytesplat_ns/ops/cpu_build.py
+
+environment:
+	@$(PYTHON) .ci/environment.py
