@@ -17,6 +17,7 @@ from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerC
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions, DensityReport
+from bytesplat_ns.export import speed_up_exporter
 from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops.layout import Image, ImageGradients
@@ -64,6 +65,10 @@ class ByteSplatPipeline(VanillaPipeline):
     config: ByteSplatPipelineConfig
     datamanager: ByteSplatDataManager
     model: ByteSplatModel
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        speed_up_exporter()
 
     def train_round(self) -> RoundReport:
         """One optimizer step: the next round of views through all stages and back."""

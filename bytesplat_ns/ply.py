@@ -1,0 +1,106 @@
+"""Gaussians as PLY files in the layout of the 3D Gaussian Splatting release, written and read in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_TYPES = {"float": "<f4", "float32": "<f4", "uchar": "u1", "uint8": "u1", "double": "<f8", "float64": "<f8"}
+
+
+class PlyError(ValueError):
+    """A file is not a PLY file of Gaussians."""
+
+
+def write_vertices(path: str | Path, count: int, properties: Mapping[str, np.ndarray]) -> None:
+    """Writes a binary little-endian PLY with one element ``vertex``.
+
+    Args:
+        count: number of vertices.
+        properties: by name, in order, [count] or [count, 1]; floating point is written as float32, uint8 as uchar.
+
+    Raises:
+        PlyError: a property has another length or type.
+    """
+    for name, values in properties.items():
+        if values.size != count or not (values.dtype.kind == "f" or values.dtype == np.uint8):
+            raise PlyError(
+                f"{path}: property {name} has {values.size} values of type {values.dtype}; "
+                f"expected {count} floating point or uint8 values."
+            )
+    table = np.empty(count, dtype=[(name, "u1" if v.dtype == np.uint8 else "<f4") for name, v in properties.items()])
+    header = ["ply", "format binary_little_endian 1.0", "comment written by bytesplat-ns", f"element vertex {count}"]
+    for name, values in properties.items():
+        table[name] = values.reshape(-1)
+        header.append(f"property {'uchar' if values.dtype == np.uint8 else 'float'} {name}")
+    with open(path, "wb") as file:
+        file.write("\n".join([*header, "end_header\n"]).encode())
+        table.tofile(file)
+
+
+def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
+    """Reads element ``vertex`` of a binary little-endian PLY: arrays [count] by property name.
+
+    Raises:
+        PlyError: the file is not such a PLY, or is shorter than its header says.
+    """
+    with open(path, "rb") as file:
+        if file.readline().strip() != b"ply":
+            raise PlyError(f"{path} does not begin with 'ply'.")
+        count, columns, element = None, [], None
+        for line in iter(file.readline, b""):
+            words = line.decode("ascii", "replace").split()
+            if words[:1] == ["format"] and words[1] != "binary_little_endian":
+                raise PlyError(f"{path} has format {words[1]}; only binary_little_endian is read.")
+            if words[:1] == ["element"]:
+                element = words[1]
+                if element == "vertex":
+                    count = int(words[2])
+                elif count is None:
+                    raise PlyError(f"{path}: the first element is {element}; it must be vertex.")
+            if words[:1] == ["property"] and element == "vertex":
+                if words[1] not in _TYPES:
+                    raise PlyError(f"{path}: property {words[-1]} has type {words[1]}, which is not read.")
+                columns.append((words[2], _TYPES[words[1]]))
+            if words == ["end_header"]:
+                break
+        else:
+            raise PlyError(f"{path} ends within its header.")
+        if count is None:
+            raise PlyError(f"{path} has no element 'vertex'.")
+        table = np.fromfile(file, dtype=columns, count=count)
+        if len(table) != count:
+            raise PlyError(f"{path} holds {len(table)} of the {count} vertices that its header names.")
+    return {name: table[name] for name, _ in columns}
+
+
+def read_gaussians(path: str | Path) -> dict[str, Tensor]:
+    """Raw parameters by name from a 3DGS PLY, float32, shapes as in ``ops.layout.Gaussians`` (ids are not stored).
+
+    Raises:
+        PlyError: a property is missing.
+    """
+    vertices = read_vertices(path)
+
+    def columns(*names: str) -> Tensor:
+        missing = [name for name in names if name not in vertices]
+        if missing:
+            raise PlyError(f"{path} lacks the property {missing[0]} of a Gaussian splat.")
+        return torch.from_numpy(np.stack([vertices[name] for name in names], axis=1).astype(np.float32))
+
+    rest = sum(name.startswith("f_rest_") for name in vertices)
+    features_rest = torch.zeros(len(vertices["x"]), 0, 3)
+    if rest:  # stored channel by channel
+        features_rest = columns(*[f"f_rest_{i}" for i in range(rest)]).unflatten(1, (3, rest // 3)).transpose(1, 2)
+    return {
+        "means": columns("x", "y", "z"),
+        "quats": columns("rot_0", "rot_1", "rot_2", "rot_3"),
+        "scales": columns("scale_0", "scale_1", "scale_2"),
+        "opacities": columns("opacity"),
+        "features_dc": columns("f_dc_0", "f_dc_1", "f_dc_2"),
+        "features_rest": features_rest.contiguous(),
+    }
