@@ -1,0 +1,17 @@
+"""The stages in plain torch, written to be read: the specification that every backend is tested against.
+
+Stages run in float32 or float64 on any device, after the dtype of the Gaussians, and return tensors without a
+graph. Backward stages differentiate the forward formulas with torch.autograd, so they owe nothing to the
+derivatives that the compiled backends write out by hand. Tiles and views are looped over, Gaussians and
+pixels never.
+
+One file per stage: projection (with harmonics), tiles, raster, loss, adam.
+"""
+
+from .adam import adam
+from .loss import loss
+from .projection import project, project_backward
+from .raster import rasterize, rasterize_backward
+from .tiles import bin
+
+__all__ = ["adam", "bin", "loss", "project", "project_backward", "rasterize", "rasterize_backward"]
