@@ -19,8 +19,8 @@ class GaussianAdam:
     """Dense Adam (Kingma and Ba, 2015, algorithm 1) with a learning rate per parameter tensor.
 
     Dense means that Gaussians without a gradient keep moving with their momentum. The moments are columns
-    ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their rows; a new row starts
-    with zero moments.
+    ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their rows; a new row
+    starts with zero moments.
 
     Attributes:
         betas, eps: may be changed between steps (a round of several views is a longer step).

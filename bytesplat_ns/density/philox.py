@@ -1,7 +1,7 @@
 """Random numbers that belong to a Gaussian: Philox4x32-10, a counter-based generator.
 
-Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A number is a pure function of
-(seed, step, id, draw). It does not matter in which row or on which rank a Gaussian is, or what was drawn before.
+Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A number is a pure
+function of (seed, step, id, draw): neither a Gaussian's row or rank nor what was drawn before matters.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def normal(ids: Tensor, draws: int, *, seed: int, step: int) -> Tensor:
 
     Arguments are those of ``uniform``.
     """
-    # float64, so that devices whose logarithm and sine differ in the last bit still round to the same float32.
+    # float64, so that devices whose logarithms and sines differ in the last bit still round to one float32.
     words = _words(ids, draws + draws % 2, seed, step).double()
     radius = (-2.0 * ((words[:, 0::2] + 1.0) * 2.0**-32).log()).sqrt()
     angle = words[:, 1::2] * (2.0 * math.pi * 2.0**-32)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class DensitySchedule:
     """Spans and moments in images seen, so that rounds of any size follow the same course.
 
-    The defaults are those of splatfacto for a run of 30,000 images. A round takes the count from ``before`` to
-    ``after``; what is due at a moment m happens after the round with before < m <= after.
+    The defaults are those of splatfacto for a run of 30,000 images. A round takes the count from ``before``
+    to ``after``; what is due at a moment m happens after the round with before < m <= after.
     """
 
     start: int = 500
@@ -30,11 +30,14 @@ class DensitySchedule:
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.reset_every < 1:
-            raise ValueError(f"Refinement and reset periods must be positive: every={self.every}, {self.reset_every=}.")
+            raise ValueError(
+                f"Periods must be positive: refine every {self.every}, reset every {self.reset_every} images."
+            )
         if self.pause_after_reset >= self.reset_every:
             raise ValueError(
-                f"A pause of {self.pause_after_reset} images after each opacity reset leaves no refinement between "
-                f"resets every {self.reset_every} images: raise reset_alpha_every or shorten the pause."
+                f"Opacities are reset every {self.reset_every} images and refinement pauses for "
+                f"{self.pause_after_reset} images after each reset, so that it would never happen: raise "
+                "reset_alpha_every or shorten the pause."
             )
 
     def observes(self, seen: int) -> bool:
@@ -61,8 +64,7 @@ class DensitySchedule:
         return seen > self.reset_every
 
     def _resets(self, moment: int) -> bool:
-        # A run must not end on faded Gaussians: besides the pause it has to have as long to recover as there usually
-        # is from one reset to the next.
+        # A run must not end on faded Gaussians: it has the pause and the span between two resets to recover.
         recovered = moment + self.pause_after_reset + self.reset_every
         return 0 < moment < self.stop and recovered <= self.total
 

@@ -1,7 +1,7 @@
 """The Gaussians that one rank owns, and everything that has a row per Gaussian.
 
-Parameters, ids, Adam moments and the statistics of densification are tables of N rows that must stay aligned while rows
-come and go. They are kept here and edited in one place, so that no other code has to know who else keeps a table.
+Parameters, ids, Adam moments and the statistics of densification are tables of N rows that must stay aligned
+while rows come and go. They are edited here and nowhere else: no other code has to know who keeps a table.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from bytesplat_ns.ops.layout import Gaussians
 
 
 class GaussianStore:
-    """Rows of Gaussians. The six parameters stay in their owner's ``nn.ParameterDict`` (a Splatfacto model's
-    ``gauss_params``), whose entries are replaced when the number of rows changes; build the store once they are on
-    their device.
+    """Rows of Gaussians.
+
+    The parameters stay in their owner's ``nn.ParameterDict`` (``gauss_params`` of a Splatfacto model), whose
+    entries are replaced when rows come or go. Build the store once they are on their device.
 
     Attributes:
         parameters: the six tensors of ``ops.layout.Gaussians.PARAMETERS``, each with N rows.
@@ -27,8 +28,10 @@ class GaussianStore:
         columns: further tensors [N, ...] by name. Look them up again after an edit: it replaces them.
     """
 
-    def __init__(self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None) -> None:
-        """Without ids, rows are numbered from zero. ``ids`` is [N] int64; ``next_id`` exceeds the ids of all ranks."""
+    def __init__(
+        self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None
+    ) -> None:
+        """Without ids, rows are numbered from zero. ``next_id`` must exceed the ids of all ranks."""
         self.parameters = parameters
         device = parameters["means"].device
         self.ids = torch.arange(len(self), device=device) if ids is None else ids.to(device)
@@ -55,16 +58,16 @@ class GaussianStore:
         self.columns[name] = torch.zeros((len(self), *shape), dtype=dtype, device=self.device)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows in this order and drop all others. ``rows`` is a mask [N] bool or indices [n] int64."""
+        """Keep these rows, in this order, and drop all others: a mask [N] bool or indices [n] int64."""
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         self.edit(rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows, none, none, {})
 
     @torch.no_grad()
     def edit(self, kept: Tensor, parents: Tensor, ids: Tensor, changes: Mapping[str, Tensor]) -> None:
-        """Keep some rows and append children of some (other or the same) rows, in one pass over every table.
+        """Keep some rows and append children of some, kept or not, in one pass over every table.
 
-        A child starts as a copy of its parent's parameters, and with zeros in every other column: it has no momentum
-        and no history.
+        A child starts as a copy of its parent's parameters and with zeros in every other column: without
+        momentum and without history.
 
         Args:
             kept: [n] int64, rows that stay, in their new order.
@@ -89,7 +92,7 @@ class GaussianStore:
         return {"ids": self.ids, "next_id": self.next_id, "columns": dict(self.columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ids and columns. The parameters of the same Gaussians, in the same order, must be there already.
+        """Take over ids and columns of the Gaussians whose parameters are there already, in the same order.
 
         Raises:
             ValueError: the state has other columns or another number of rows than this run.
@@ -102,7 +105,9 @@ class GaussianStore:
         rows = {name: len(column) for name, column in state["columns"].items()} | {"ids": len(state["ids"])}
         wrong = {name: n for name, n in rows.items() if n != len(self)}
         if wrong:
-            raise ValueError(f"The checkpoint has {len(self)} Gaussians but these columns have other lengths: {wrong}.")
+            raise ValueError(
+                f"There are {len(self)} Gaussians, but the checkpoint has columns of other lengths: {wrong}."
+            )
         self.ids = state["ids"].to(self.device)
         self.next_id = state["next_id"]
         self.columns = {name: state["columns"][name].to(self.device) for name in self.columns}

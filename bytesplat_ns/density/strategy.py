@@ -1,4 +1,4 @@
-"""Adaptive density control after 3D Gaussian Splatting (Kerbl et al. 2023, section 5), as splatfacto configures it."""
+"""Adaptive density control of 3DGS (Kerbl et al. 2023, section 5), as splatfacto configures it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DensityOptions:
     cull_screen_size: float = 0.15
     """radius above which a Gaussian is pruned, as a part of the larger image side"""
     densify_grad_thresh: float = 0.0008
-    """mean over views of the screen gradient above which a Gaussian is duplicated or split, in half image sides"""
+    """mean screen gradient of its views above which a Gaussian is duplicated or split, per half image side"""
     use_absgrad: bool = True
     """take the sum over pixels of absolute gradients (AbsGS, Ye et al. 2024) instead of the gradient"""
     densify_size_thresh: float = 0.01
@@ -45,16 +45,18 @@ class DensityOptions:
     """children that replace a split Gaussian, each smaller by 0.8 times their number"""
     split_screen_size: float = 0.05
     """radius above which a Gaussian is split, as a part of the larger image side"""
-    max_gaussians: int | None = None
-    """never more Gaussians than this, over all ranks; None: no limit"""
+    max_gaussians: int = 3_000_000
+    """never more Gaussians than this, over all ranks"""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.cull_alpha_thresh < 0.5:
-            raise ValueError(f"cull_alpha_thresh must be in (0, 0.5), as resets double it: {self.cull_alpha_thresh}.")
+            raise ValueError(
+                f"cull_alpha_thresh is doubled by resets, so in (0, 0.5): {self.cull_alpha_thresh}."
+            )
         if self.n_split_samples < 2:
             raise ValueError(f"n_split_samples must be at least 2: {self.n_split_samples}.")
-        if self.max_gaussians is not None and self.max_gaussians < 1:
-            raise ValueError(f"max_gaussians must be at least 1, or None for no limit: {self.max_gaussians}.")
+        if self.max_gaussians < 1:
+            raise ValueError(f"max_gaussians must be at least 1: {self.max_gaussians}.")
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,18 @@ class DensityReport:
 class DefaultStrategy:
     """Duplicates, splits, prunes and resets the Gaussians of a store.
 
-    A refinement decides about all Gaussians by what they were before it: those with a high mean screen gradient are
-    duplicated if small and split if large; those that are large on the screen are split; transparent, huge and
-    non-finite ones are pruned, and no child is made that would be pruned with them. Unlike gsplat's strategy of the
-    same name, a Gaussian that is split is not duplicated as well.
+    A refinement decides about each Gaussian by what it was before. Those with a high mean screen gradient are
+    duplicated if small and split if large. Those that are large on the screen are split (gsplat's strategy of
+    the same name may duplicate them too). Transparent, huge and non-finite ones are pruned, and no child is made
+    that would be pruned at once.
 
-    - If no Gaussian would be left, only the non-finite ones are pruned.
-    - If growth would exceed ``max_gaussians``, the highest mean gradients grow; equal ones by lower id.
-    - If there are more than ``max_gaussians`` without any growth, the most opaque stay; equal opacities, as at the
-      start of a run, are thinned evenly over the ids.
+    - If no Gaussian would pass, only the non-finite ones are pruned.
+    - If growth would exceed ``max_gaussians``, the highest mean gradients grow; of equal ones the lower ids.
+    - If there are more than ``max_gaussians`` before any growth, the most opaque stay; equal opacities, as at
+      the start of a run, are thinned evenly over the ids.
 
-    The outcome depends on ids, not on rows: shuffling rows or spreading them over ranks makes the same Gaussians. It
-    has no state of its own: its statistics are columns of the store.
+    The outcome depends on ids, not on rows: shuffled, or spread over ranks, the same Gaussians come out. The
+    strategy has no state of its own: its statistics are columns of the store.
     """
 
     def __init__(
@@ -103,10 +105,10 @@ class DefaultStrategy:
         self.schedule = schedule
         self.seed = seed
         self.gather = gather
-        # Since the last refinement. Gradients are summed in fixed point: then order, and thus threads, do not matter.
-        store.register("density.gradient", dtype=torch.int64)  # sum over views, GRADIENT_UNIT half image sides
-        store.register("density.views", dtype=torch.int32)  # views that see the Gaussian
-        store.register("density.radius")  # largest of all views, part of the larger image side
+        # Over the views since the last refinement. Fixed point makes the sum independent of its order.
+        store.register("density.gradient", dtype=torch.int64)  # sum, in GRADIENT_UNIT per half image side
+        store.register("density.views", dtype=torch.int32)  # how many saw the Gaussian
+        store.register("density.radius")  # largest, as a part of the larger image side
 
     @torch.no_grad()
     def observe(self, records: Records, rows: Tensor, cameras: Cameras) -> None:
@@ -114,10 +116,10 @@ class DefaultStrategy:
 
         Args:
             records: the M visible pairs of the round.
-            rows: [M, 14] gradient rows with statistics. Of a loss that sums over views: each view counts in full.
+            rows: [M, 14] gradient rows with statistics, of a loss that is a sum over views.
             cameras: the round's views.
         """
-        assert rows.shape == (len(records), ROW_WIDTH_WITH_STATISTICS), "density control needs rows with statistics"
+        assert rows.shape == (len(records), ROW_WIDTH_WITH_STATISTICS), "rows come without statistics"
         sizes = cameras.sizes[records.view.long()].float()  # [M, 2] width, height in pixels
         gaussian = records.gaussian.long()
         gradient = (rows[:, ABSGRAD if self.options.use_absgrad else MEAN2D] * (sizes / 2)).norm(dim=1)
@@ -149,7 +151,8 @@ class DefaultStrategy:
         opacity = store.parameters["opacities"].squeeze(1).sigmoid()
         size = store.parameters["scales"].exp().amax(dim=1)  # largest standard deviation, world units
         gradient, radius = self._mean_gradient(), store.columns["density.radius"]
-        finite = torch.stack([p.isfinite().flatten(1).all(dim=1) for p in store.parameters.values()]).all(dim=0)
+        sums = [parameter.flatten(1).sum(dim=1) for parameter in store.parameters.values()]
+        finite = torch.stack(sums).isfinite().all(dim=0)
 
         # 1. What each Gaussian deserves, regardless of the others.
         high = gradient > options.densify_grad_thresh
@@ -167,14 +170,16 @@ class DefaultStrategy:
         total, n_finite, alive = self._sum(len(store), finite.sum(), (~pruned).sum())
         if total > 0 and n_finite == 0:
             raise FloatingPointError(
-                f"All {total} Gaussians hold NaN or infinite parameters after {seen} images: training has diverged. "
+                f"Training diverged: after {seen} images all {total} Gaussians hold NaN or infinite values. "
                 "Lower the learning rates, or look for broken poses in the data set."
             )
         if alive == 0:
             pruned = barren = ~finite
             alive = n_finite
         wish = (high | split) & ~barren
-        cost = torch.where(split, options.n_split_samples - 1, 1) + pruned  # a pruned parent's place is free already
+        cost = (
+            torch.where(split, options.n_split_samples - 1, 1) + pruned
+        )  # what is pruned is not among the alive
         grown = self._admit(wish, alive, gradient, store.ids, cost)
 
         # 3. One edit of all tables.
@@ -188,12 +193,12 @@ class DefaultStrategy:
 
     @torch.no_grad()
     def limit(self) -> int:
-        """Remove what exceeds ``max_gaussians``; to be called before the first step too. Returns how many went."""
+        """Remove what exceeds ``max_gaussians``, as a run may start above it. Returns how many went."""
         (total,) = self._sum(len(self.store))
-        if self.options.max_gaussians is None or total <= self.options.max_gaussians:
+        if total <= self.options.max_gaussians:
             return 0
         opacity = self.store.parameters["opacities"].squeeze(1)
-        # An odd factor permutes the 64-bit integers, and multiples of the golden ratio fall evenly among each other.
+        # Fibonacci hashing: ids whose multiple of the golden ratio is low are evenly spaced, and none tie.
         spread = self.store.ids * (0x9E3779B97F4A7C15 - 2**64)
         everyone = torch.ones_like(opacity, dtype=torch.bool)
         self.store.keep(self._admit(everyone, 0, opacity, spread, torch.ones_like(self.store.ids)))
@@ -217,15 +222,16 @@ class DefaultStrategy:
         return (total / columns["density.views"].clamp(min=1)).float()
 
     def _breed(self, kept: Tensor, grown: Tensor, split: Tensor, seen: int) -> None:
-        """Edit the store: rows ``kept`` [n] stay; rows ``grown`` [m] get children, one or, where ``split`` [N], more.
+        """Keep the rows ``kept`` [n] and append children of the rows ``grown`` [m].
 
-        A split Gaussian's children are samples of its own distribution.
+        A row has one child, its copy, or where ``split`` [N] several, samples of its own distribution.
         """
         store, samples = self.store, self.options.n_split_samples
         grown = grown[store.ids[grown].argsort()]
         litter = torch.where(split[grown], samples, 1)
-        parents = grown.repeat_interleave(litter)
-        nth = torch.arange(len(parents), device=store.device) - (litter.cumsum(0) - litter).repeat_interleave(litter)
+        family = torch.arange(len(grown), device=store.device).repeat_interleave(litter)
+        parents = grown[family]
+        nth = torch.arange(len(family), device=store.device) - (litter.cumsum(0) - litter)[family]
 
         everywhere = self.gather(store.ids[parents]).sort().values
         ids = store.next_id + torch.searchsorted(everywhere, store.ids[parents]) + nth
@@ -234,7 +240,7 @@ class DefaultStrategy:
         sampled = split[parents][:, None].float()
         scales = store.parameters["scales"][parents]  # log
         noise = philox.normal(store.ids[grown], 3 * samples, seed=self.seed, step=seen)
-        noise = noise.view(-1, samples, 3).repeat_interleave(litter, dim=0)[torch.arange(len(parents)), nth]
+        noise = noise.view(-1, samples, 3)[family, nth]
         offset = _rotate(store.parameters["quats"][parents], scales.exp() * noise)
         changes = {
             "means": store.parameters["means"][parents] + sampled * offset,
@@ -242,14 +248,14 @@ class DefaultStrategy:
         }
         store.edit(kept, parents, ids, changes)
 
-    def _admit(self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor) -> Tensor:
-        """Those of the candidates [N] bool that fit under ``max_gaussians`` when ``occupied`` places are taken.
+    def _admit(
+        self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor
+    ) -> Tensor:
+        """Those of the candidates [N] bool that fit under ``max_gaussians`` beside so many occupied places.
 
-        All ranks' candidates line up by falling priority [N], then by rising tie [N] int64 (unique), and are let in
-        until one's cost [N] int64 does not fit.
+        The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique). They
+        are let in until the cost [N] int64 of one of them does not fit.
         """
-        if self.options.max_gaussians is None:
-            return candidates
         priorities, ties, costs = (self.gather(column[candidates]) for column in (priority, tie, cost))
         order = ties.argsort()
         order = order[priorities[order].argsort(descending=True, stable=True)]
@@ -262,8 +268,8 @@ class DefaultStrategy:
 
     def _sum(self, *counts: int | Tensor) -> list[int]:
         """The counts, each summed over all ranks."""
-        here = torch.tensor([[int(count) for count in counts]], device=self.store.device)
-        return self.gather(here).sum(dim=0).tolist()
+        here = torch.stack([torch.as_tensor(count, device=self.store.device) for count in counts])
+        return self.gather(here[None]).sum(dim=0).tolist()
 
 
 def _rotate(quats: Tensor, vectors: Tensor) -> Tensor:
