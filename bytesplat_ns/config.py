@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from nerfstudio.configs.base_config import LocalWriterConfig, LoggingConfig, MachineConfig, ViewerConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
-from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManagerConfig
 from bytesplat_ns.model import ByteSplatModelConfig
 from bytesplat_ns.pipeline import ByteSplatPipelineConfig
@@ -29,7 +29,7 @@ def _adam(lr: float, final: float | None = None, warmup: int = 0) -> dict:
 bytesplat = MethodSpecification(
     config=ByteSplatTrainerConfig(
         method_name="bytesplat",
-        machine=MachineConfig(device_type=ops.default_device()),
+        machine=MachineConfig(device_type="cuda" if torch.cuda.is_available() else "cpu"),
         steps_per_eval_image=100,
         steps_per_eval_batch=0,
         steps_per_save=2000,

@@ -1,4 +1,4 @@
-"""Makes nerfstudio's exporter write a PLY in one piece: its own loop writes value by value, minutes for a large scene."""
+"""Makes nerfstudio's exporter write a PLY in one piece: its own loop goes value by value, minutes for large scenes."""
 
 from __future__ import annotations
 

@@ -88,4 +88,5 @@ def _random_rotations(n: int, seed: int) -> Tensor:
     """[n, 4] uniformly distributed unit quaternions (Shoemake 1992)."""
     u, v, w = uniform(torch.arange(n), 3, seed=seed, step=1).unbind(dim=1)
     v, w = 2 * math.pi * v, 2 * math.pi * w
-    return torch.stack([(1 - u).sqrt() * v.sin(), (1 - u).sqrt() * v.cos(), u.sqrt() * w.sin(), u.sqrt() * w.cos()], dim=1)
+    a, b = (1 - u).sqrt(), u.sqrt()
+    return torch.stack([a * v.sin(), a * v.cos(), b * w.sin(), b * w.cos()], dim=1)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from nerfstudio.utils.rich_utils import CONSOLE
+from torch import Tensor
 
 
 class Lpips:
@@ -43,7 +42,7 @@ class Lpips:
 
 
 def psnr(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Peak signal-to-noise ratio in dB of images [..., H, W, 3] in 0..1, over kept pixels (mask [..., H, W]) if given."""
+    """Peak signal-to-noise ratio in dB of images [..., H, W, 3] in 0..1, over kept pixels (mask [..., H, W])."""
     error = (image - target).square()
     if mask is None:
         mse = error.mean()
@@ -53,7 +52,9 @@ def psnr(image: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
     return -10 * torch.log10(mse.clamp_min(1e-12))
 
 
-def view_metrics(image: Tensor, target: Tensor, ssim: torch.nn.Module, lpips: Lpips, prefix: str = "") -> dict[str, float]:
+def view_metrics(
+    image: Tensor, target: Tensor, ssim: torch.nn.Module, lpips: Lpips, prefix: str = ""
+) -> dict[str, float]:
     """PSNR, SSIM (if both sides reach the 11 px window) and LPIPS (if available) of images [1, 3, H, W] in 0..1."""
     metrics = {f"{prefix}psnr": float(psnr(image, target))}
     if min(image.shape[-2:]) >= 11:

@@ -170,7 +170,7 @@ class ByteSplatModel(SplatfactoModel):
             depth = torch.where(accumulation > 0, expected, expected.detach().max())
         if not self.training:
             background = background.expand_as(rgb)
-        return {"rgb": rgb, "depth": depth, "accumulation": accumulation, "background": background}  # type: ignore[dict-item]
+        return {"rgb": rgb, "depth": depth, "accumulation": accumulation, "background": background}  # type: ignore
 
     def apply_grids(self, rgb: Tensor, indices: list[int]) -> Tensor:
         """Maps colours [V, H, W, 3] through the bilateral grids of photos ``indices`` (Wang et al. 2024)."""
@@ -187,7 +187,7 @@ class ByteSplatModel(SplatfactoModel):
 
     # Evaluation ------------------------------------------------------------------------------------------------
 
-    def get_metrics_dict(self, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+    def get_metrics_dict(self, outputs: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:  # type: ignore
         target = self._target(outputs, batch)
         metrics: dict[str, Any] = {"psnr": -10 * (outputs["rgb"] - target).square().mean().log10()}
         metrics["gaussian_count"] = self.num_points
@@ -225,7 +225,7 @@ class ByteSplatModel(SplatfactoModel):
         """[N, 3] constant SH coefficients (at every maximum degree: there is no special case for degree zero)."""
         return self.features_dc
 
-    def get_training_callbacks(self, training_callback_attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+    def get_training_callbacks(self, _: TrainingCallbackAttributes) -> list[TrainingCallback]:
         return []  # a round is one story in pipeline.py
 
     def get_extra_state(self) -> dict[str, int]:

@@ -190,7 +190,8 @@ class ByteSplatPipeline(VanillaPipeline):
         scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
         lines = [
             f"{model.num_points:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
-            f"{timeline.total:,} images in rounds of {views}, on {model.device} ({ops.backend(model.device)}).",
+            f"{timeline.total:,} images in rounds of {views}, on {model.device} "
+            f"({ops.backend(model.device.type).__name__.rpartition('.')[2]} kernels).",
             f"Schedules for {timeline.length:,} images ({scaled}), in images: "
             f"resolution doubles at {_moments(halvings)}; SH degree rises at {_moments(degrees)}; "
             f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "

@@ -20,7 +20,7 @@ class Progress:
     """
 
     def __init__(self, path: Path, total_steps: int, first_step: int, views: int, seconds: float = 10.0) -> None:
-        self._file = open(path, "a", buffering=1)
+        self._file = path.open("a", buffering=1)
         self._total, self._views, self._seconds = total_steps, views, seconds
         self._start = self._printed = time.monotonic()
         self._printed_step = first_step

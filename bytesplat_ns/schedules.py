@@ -82,8 +82,7 @@ def learning_rate(group: str, optimizer: object, scheduler: object | None, timel
     initial = float(optimizer.lr)  # type: ignore[attr-defined]
     if scheduler is None:
         return LearningRate(initial, initial)
-    missing = [name for name in ("lr_final", "max_steps", "warmup_steps", "lr_pre_warmup") if not hasattr(scheduler, name)]
-    if missing:
+    if not all(hasattr(scheduler, name) for name in ("lr_final", "max_steps", "warmup_steps", "lr_pre_warmup")):
         raise ValueError(
             f"optimizers.{group}.scheduler is a {type(scheduler).__name__}; bytesplat schedules count images and "
             "support ExponentialDecaySchedulerConfig or None."

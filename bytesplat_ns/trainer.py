@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
@@ -17,7 +17,6 @@ from nerfstudio.utils.writer import EventName, TimeWriter
 
 from bytesplat_ns import checkpoint
 from bytesplat_ns.checkpoint import CheckpointError
-from bytesplat_ns.ops.layout import Gaussians
 from bytesplat_ns.pipeline import ByteSplatPipeline, RoundReport
 from bytesplat_ns.progress import Progress
 
@@ -97,9 +96,9 @@ class ByteSplatTrainer(Trainer):
 
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
-        with self.train_lock:  # the viewer's render thread takes it too
-            with TimeWriter(writer, EventName.ITER_TRAIN_TIME, step=step) as timer:
-                report = self.pipeline.train_round()
+        # The viewer's render thread takes the lock too.
+        with self.train_lock, TimeWriter(writer, EventName.ITER_TRAIN_TIME, step=step) as timer:
+            report = self.pipeline.train_round()
         self._update_viewer(step, timer.duration)
         if last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True):
             self._log(step, report)

@@ -32,7 +32,7 @@ def test_a_failed_write_leaves_the_previous_file_whole(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*Earlier checkpoints are untouched"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*Earlier checkpoints are untouched"):
         checkpoint.write(path, state(8))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing half-written stays behind"
