@@ -12,7 +12,9 @@
 namespace bytesplat {
 
 #if !defined(__CUDACC__)
+using std::ceil;
 using std::exp;
+using std::floor;
 using std::fma;
 using std::log;
 using std::sqrt;

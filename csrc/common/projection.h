@@ -139,17 +139,21 @@ BS_HD inline Projection<T> project_shape(const Shape<T>& shape, const Camera<T>&
     return p;
 }
 
-// Whether the Gaussian makes a record: between the planes, finite, and its ellipse's bounding box holds a pixel centre.
-// NaN fails every comparison.
+// Whether [mean - extent, mean + extent] holds a pixel centre of an axis of `size` pixels.
+template <class T> BS_HD inline bool holds_pixel_centre(T mean, T extent, T size) {
+    return larger(ceil(mean - extent - 0.5f), T{}) <= smaller(floor(mean + extent - 0.5f), size - 1.0f);
+}
+
+// Whether the Gaussian makes a record: between the planes, finite, and the bounding box of its ellipse holds a pixel
+// centre of the image. NaN fails every comparison.
 template <class T>
 BS_HD inline bool projection_visible(const Projection<T>& p, const Camera<T>& camera, T near_plane, T far_plane) {
     if (!(p.mean[2] > near_plane && p.mean[2] < far_plane)) return false;
     if (!(p.determinant > T{} && p.opacity >= ALPHA_MIN)) return false;
     if (!is_finite(p.mean2d[0] + p.mean2d[1] + p.conic[0] + p.conic[1] + p.conic[2] + p.radius)) return false;
     const T reach = 2.0f * ellipse_threshold(p.opacity);
-    const T extent_x = sqrt(reach * p.xx), extent_y = sqrt(reach * p.yy);
-    return p.mean2d[0] + extent_x >= 0.5f && p.mean2d[0] - extent_x <= camera.width - 0.5f &&
-           p.mean2d[1] + extent_y >= 0.5f && p.mean2d[1] - extent_y <= camera.height - 0.5f;
+    return holds_pixel_centre(p.mean2d[0], sqrt(reach * p.xx), camera.width) &&
+           holds_pixel_centre(p.mean2d[1], sqrt(reach * p.yy), camera.height);
 }
 
 // Backward of project_shape: adds to `shape_gradient` (raw parameters) and to dL/d[R | t] of the camera.
