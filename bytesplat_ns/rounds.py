@@ -1,8 +1,8 @@
 """Which views make up the next optimizer step: a pure function of (seed, images seen so far).
 
-No state is kept between rounds. A resumed run, or another rank, that knows the seed and the position derives the same
-plan without being told. An epoch shows every view exactly once; its last round is short rather than padded with repeats,
-so no view can appear twice in a round.
+No state is kept between rounds: a resumed run, or another rank, that knows the seed and the position derives the
+same plan without being told. An epoch shows every view exactly once; its last round is short rather than padded with
+repeats, so no view appears twice in a round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class View:
     cy: float  # pixels
     width: int  # pixels
     height: int  # pixels
-    image: Tensor  # [H, W, 3 | 4] uint8 on the training device; a fourth channel is straight (not premultiplied) alpha
+    image: Tensor  # [H, W, 3 | 4] uint8 on the training device; the fourth channel is straight alpha
     mask: Tensor | None  # [H, W] uint8 on the training device, nonzero = keep
 
 
@@ -42,9 +42,9 @@ class Round:
 def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     """The order in which an epoch shows `count` views: a uniform permutation drawn from (seed, epoch) alone.
 
-    Ranks random 64-bit words of the counter-based Philox generator (Salmon et al., "Parallel random numbers: as easy as
-    1, 2, 3"), keyed by (seed, epoch). numpy promises that raw words never change between its releases, which it does
-    not promise of `permutation`: a run may be resumed years later.
+    Sorts random 64-bit words of the counter-based Philox generator (Salmon et al., "Parallel random numbers: as
+    easy as 1, 2, 3", 2011) keyed by (seed, epoch). numpy promises that raw words never change between its releases,
+    which it does not promise of `permutation`: a run may be resumed years later.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(count)
