@@ -27,9 +27,7 @@ class GaussianAdam:
         steps: steps taken so far.
     """
 
-    def __init__(
-        self, store: GaussianStore, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15
-    ) -> None:
+    def __init__(self, store: GaussianStore, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15) -> None:
         self.store = store
         self.betas = betas
         self.eps = eps

@@ -28,9 +28,7 @@ class GaussianStore:
         columns: further tensors [N, ...] by name. Look them up again after an edit: it replaces them.
     """
 
-    def __init__(
-        self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None
-    ) -> None:
+    def __init__(self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None) -> None:
         """Without ids, rows are numbered from zero. ``next_id`` must exceed the ids of all ranks."""
         self.parameters = parameters
         device = parameters["means"].device

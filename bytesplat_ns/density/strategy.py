@@ -50,9 +50,7 @@ class DensityOptions:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.cull_alpha_thresh < 0.5:
-            raise ValueError(
-                f"cull_alpha_thresh is doubled by resets, so in (0, 0.5): {self.cull_alpha_thresh}."
-            )
+            raise ValueError(f"cull_alpha_thresh is doubled by resets, so in (0, 0.5): {self.cull_alpha_thresh}.")
         if self.n_split_samples < 2:
             raise ValueError(f"n_split_samples must be at least 2: {self.n_split_samples}.")
         if self.max_gaussians < 1:
@@ -78,8 +76,8 @@ class DefaultStrategy:
 
     A refinement decides about each Gaussian by what it was before. Those with a high mean screen gradient are
     duplicated if small and split if large. Those that are large on the screen are split (gsplat's strategy of
-    the same name may duplicate them too). Transparent, huge and non-finite ones are pruned, and no child is made
-    that would be pruned at once.
+    the same name may duplicate them too). Transparent, huge and non-finite ones are pruned; children that would
+    be pruned at once are not made.
 
     - If no Gaussian would pass, only the non-finite ones are pruned.
     - If growth would exceed ``max_gaussians``, the highest mean gradients grow; of equal ones the lower ids.
@@ -177,9 +175,8 @@ class DefaultStrategy:
             pruned = barren = ~finite
             alive = n_finite
         wish = (high | split) & ~barren
-        cost = (
-            torch.where(split, options.n_split_samples - 1, 1) + pruned
-        )  # what is pruned is not among the alive
+        # A parent gives its place to its children, unless it is pruned and thus not among the alive.
+        cost = torch.where(split, options.n_split_samples - 1, 1) + pruned
         grown = self._admit(wish, alive, gradient, store.ids, cost)
 
         # 3. One edit of all tables.
@@ -248,13 +245,11 @@ class DefaultStrategy:
         }
         store.edit(kept, parents, ids, changes)
 
-    def _admit(
-        self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor
-    ) -> Tensor:
+    def _admit(self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor) -> Tensor:
         """Those of the candidates [N] bool that fit under ``max_gaussians`` beside so many occupied places.
 
-        The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique). They
-        are let in until the cost [N] int64 of one of them does not fit.
+        The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique), and
+        enter until the cost [N] int64 of one does not fit.
         """
         priorities, ties, costs = (self.gather(column[candidates]) for column in (priority, tie, cost))
         order = ties.argsort()

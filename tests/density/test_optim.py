@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import torch
+
+from bytesplat_ns.ops.layout import Gaussians
+from bytesplat_ns.optim import GaussianAdam
+
+RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
+
+
+def gradients(store, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {k: torch.randn(p.shape, generator=generator) for k, p in store.parameters.items()}
+
+
+def test_equals_torch_adam_across_edits(make_store):
+    """Rows that stay go on as under torch's Adam; a child moves as a Gaussian that had zero gradients so far."""
+    store = make_store(40)
+    optimizer = GaussianAdam(store)
+    expected = [p.detach().clone().requires_grad_() for p in store.parameters.values()]
+    groups = [{"params": [p], "lr": RATES[name]} for name, p in zip(store.parameters, expected, strict=True)]
+    reference = torch.optim.Adam(groups, eps=1e-15)
+
+    rows = torch.arange(40)
+    for step in range(6):
+        if step == 3:
+            rows = torch.arange(0, 40, 2).flip(0)
+            store.edit(rows, torch.tensor([1, 2]), torch.tensor([40, 41]), {})
+        given = gradients(store, step)
+        optimizer.step(given, RATES)
+        for name, parameter in zip(store.parameters, expected, strict=True):
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[rows] = given[name][: len(rows)]
+        reference.step()
+    assert optimizer.steps == 6
+    for name, parameter in zip(store.parameters, expected, strict=True):
+        # Six steps of float32 arithmetic that may be ordered differently.
+        torch.testing.assert_close(store.parameters[name][: len(rows)], parameter[rows], rtol=1e-5, atol=1e-6)
+        first, second = optimizer.moments(name)
+        state = reference.state[parameter]
+        torch.testing.assert_close(first[: len(rows)], state["exp_avg"][rows], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(second[: len(rows)], state["exp_avg_sq"][rows], rtol=1e-5, atol=1e-6)
+        # After three steps of a constant-variance gradient, a child's second moment is that of three steps.
+        child = torch.stack([gradients(store, step)[name][len(rows) :] for step in (3, 4, 5)])
+        decay = 0.001 * 0.999 ** torch.tensor([2.0, 1.0, 0.0])
+        torch.testing.assert_close(
+            second[len(rows) :], torch.einsum("s,s...->...", decay, child**2), rtol=1e-5, atol=1e-9
+        )
+
+
+def test_forget_zeroes_one_parameter(make_store):
+    store = make_store(4)
+    optimizer = GaussianAdam(store)
+    optimizer.step(gradients(store, 0), RATES)
+    optimizer.forget("opacities")
+    assert all(not moment.any() for moment in optimizer.moments("opacities"))
+    assert all(moment.all() for moment in optimizer.moments("means"))
+
+
+def test_resumes_where_it_stopped(make_store, tmp_path):
+    store = make_store(4)
+    optimizer = GaussianAdam(store, betas=(0.8, 0.99), eps=1e-8)
+    optimizer.step(gradients(store, 0), RATES)
+    torch.save((store.state_dict(), optimizer.state_dict()), tmp_path / "state.pt")
+
+    resumed = make_store(4)
+    resumed.parameters.load_state_dict(store.parameters.state_dict())
+    second = GaussianAdam(resumed)
+    columns, state = torch.load(tmp_path / "state.pt", weights_only=True)
+    resumed.load_state_dict(columns)
+    second.load_state_dict(state)
+    for each in (optimizer, second):
+        each.step(gradients(store, 1), RATES)
+    for name in Gaussians.PARAMETERS:
+        assert torch.equal(store.parameters[name], resumed.parameters[name])
+
+
+def test_no_gaussians(make_store):
+    store = make_store(0)
+    GaussianAdam(store).step(gradients(store, 0), RATES)
+    assert len(store) == 0
