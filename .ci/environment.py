@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,8 +31,9 @@ STAMP = "complete"  # written last into an environment: the key of what it was m
 
 def main():
     check_python()
-    dependencies = key(ROOT / "pyproject.toml", CONSTRAINTS)
-    layout = key(ROOT / "setup.py", Path(__file__))
+    project = re.sub(r"(?ms)^\[tool\..*?(?=^\[|\Z)", "", (ROOT / "pyproject.toml").read_text())
+    dependencies = key(project, CONSTRAINTS.read_text())
+    layout = key((ROOT / "setup.py").read_text(), Path(__file__).read_text())
     cache = os.environ.get("BYTESPLAT_ENV_CACHE")
     environment = Path(cache).expanduser().absolute() / f"env-{dependencies}" if cache else VENV
     if stamp(VENV) == f"{environment} {dependencies} {layout}" and environment.is_dir():
@@ -44,7 +46,7 @@ def main():
     else:
         # A layer, or a venv of another Python, has no pip of its own here and is made anew.
         make_venv(VENV, *([] if (VENV / SITE_PACKAGES / "pip").is_dir() else ["--clear"]))
-        install_dependencies(VENV)
+        install_with_dependencies(VENV)
     (VENV / STAMP).write_text(f"{environment} {dependencies} {layout}")
 
 
@@ -85,10 +87,9 @@ def has_library(name):
     return True
 
 
-def key(*files):
-    """Digest of these files and of the Python that runs."""
-    parts = [sys.version.encode(), platform.machine().encode(), *(file.read_bytes() for file in files)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+def key(*texts):
+    """Digest of these texts and of the Python that runs."""
+    return hashlib.sha256("\0".join([sys.version, platform.machine(), *texts]).encode()).hexdigest()[:16]
 
 
 def stamp(environment):
@@ -111,10 +112,15 @@ def ensure_shared(environment, dependencies):
         for other in cache.glob("env-*"):
             if other != newest:
                 shutil.rmtree(other)
-        make_venv(environment)
-        install_dependencies(environment)
-        run(environment / "bin/python", "-m", "pip", "uninstall", "--quiet", "--yes", "bytesplat-ns")
+        make_shared(environment)
         (environment / STAMP).write_text(dependencies)
+
+
+def make_shared(environment):
+    """A virtual environment with the dependencies, but not the package that asked for them."""
+    make_venv(environment)
+    install_with_dependencies(environment)
+    run(environment / "bin/python", "-m", "pip", "uninstall", "-qq", "--yes", "bytesplat-ns")
 
 
 def make_layer(environment):
@@ -141,14 +147,14 @@ def make_venv(environment, *options):
     run(sys.executable, "-m", "venv", *options, environment)
 
 
-def install_dependencies(environment):
-    """Everything in one command: with several, a later one undoes what an earlier one chose."""
+def install_with_dependencies(environment):
+    """This checkout and all it needs, in one command: with several, a later one undoes an earlier one's choice."""
     print(f"Installing the dependencies into {environment}: 8 GB, some minutes", flush=True)
     install(environment, "--constraint", CONSTRAINTS, "--editable", f"{ROOT}[dev]")
 
 
 def install(environment, *arguments):
-    quiet = "--quiet", "--no-input", "--disable-pip-version-check", "--root-user-action=ignore"
+    quiet = "-qq", "--no-input", "--disable-pip-version-check", "--root-user-action=ignore"
     run(environment / "bin/python", "-m", "pip", "install", *quiet, *arguments)
 
 
