@@ -80,9 +80,8 @@ class GaussianStore:
                 new[len(kept) :] = changes[name]
             self.parameters[name] = nn.Parameter(new, requires_grad=old.requires_grad)
         for name, old in self.columns.items():
-            new = old.new_zeros((len(source), *old.shape[1:]))
-            new[: len(kept)] = old[kept]
-            self.columns[name] = new
+            self.columns[name] = old[source]
+            self.columns[name][len(kept) :] = 0
         self.ids = torch.cat([self.ids[kept], ids])
 
     def state_dict(self) -> dict[str, Any]:
