@@ -147,7 +147,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
                 f"train_cameras_sampling_strategy is '{strategy}', but a round can only be drawn at random "
                 f"(every photo once an epoch): use 'random'."
             )
-        return epoch_order(self.seed, 0, len(self.train_dataset))
+        return list(epoch_order(self.seed, 0, len(self.train_dataset)))
 
     @cached_property
     def cached_train(self) -> Sequence[dict[str, Any]]:

@@ -8,6 +8,7 @@ repeats, so no view appears twice in a round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -39,7 +40,8 @@ class Round:
     position: int  # images seen before this round; the next round starts at position + len(views)
 
 
-def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
+@lru_cache(maxsize=4)  # sorting a large capture anew in each round would show
+def epoch_order(seed: int, epoch: int, count: int) -> tuple[int, ...]:
     """The order in which an epoch shows `count` views: a uniform permutation drawn from (seed, epoch) alone.
 
     Sorts random 64-bit words of the counter-based Philox generator (Salmon et al., "Parallel random numbers: as
@@ -48,7 +50,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> list[int]:
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(count)
-    return np.argsort(words, kind="stable").tolist()
+    return tuple(np.argsort(words, kind="stable").tolist())
 
 
 def round_indices(seed: int, position: int, count: int, views_per_round: int) -> list[int]:
@@ -57,4 +59,4 @@ def round_indices(seed: int, position: int, count: int, views_per_round: int) ->
     Has `views_per_round` distinct views, or fewer at the end of an epoch.
     """
     epoch, seen = divmod(position, count)
-    return epoch_order(seed, epoch, count)[seen : seen + views_per_round]
+    return list(epoch_order(seed, epoch, count)[seen : seen + views_per_round])
