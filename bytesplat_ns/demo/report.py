@@ -77,7 +77,7 @@ def draw_curve(metrics: Path, output: Path) -> None:
     axes[0].plot(training["step"], training["psnr"], lw=1, label="training photo")
     if evaluation["step"].size:
         axes[0].plot(evaluation["step"], evaluation["eval_psnr"], "o-", label="held-out photos")
-    axes[0].legend(loc="lower right")
+    axes[0].legend()
     axes[1].plot(training["step"], training["loss"], lw=1)
     axes[1].set_yscale("log")
     axes[2].plot(training["step"], training["gaussians"], lw=1)
