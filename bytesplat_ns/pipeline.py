@@ -22,6 +22,7 @@ from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.rounds import rounds_between
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, Timeline, learning_rate
 from bytesplat_ns.views import Batch, collate
 
@@ -180,6 +181,11 @@ class ByteSplatPipeline(VanillaPipeline):
         schedule = density_schedule(options, model.timeline, model.num_train_data)
         self.strategy = DefaultStrategy(self.store, self.optimizer, density, schedule, model.seed)
 
+    def rounds_until(self, total_images: int) -> int:
+        """Rounds from now until ``total_images`` have been seen."""
+        photos, views = self.model.num_train_data, self.config.datamanager.views_per_round
+        return rounds_between(self.model.images_seen, total_images, photos, views)
+
     def describe_run(self) -> list[str]:
         """What this run will do and when, in images, for the log."""
         model, options, schedule = self.model, self.config.model, self.strategy.schedule
@@ -222,6 +228,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.strategy.seed = self.model.seed
         self.store.load_state_dict(state["bytesplat"]["gaussians"])
         self.optimizer.load_state_dict(state["bytesplat"]["adam"])
+        self.strategy.limit()
         self.model.ids = self.store.ids
         for name, optimizer in self.shared_optimizers.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])

@@ -16,12 +16,11 @@ class Progress:
         path: of the JSON-lines file; a resumed run appends to it.
         total_steps: steps (rounds) of the whole run.
         first_step: steps that were done before (resume).
-        views: photos a round.
     """
 
-    def __init__(self, path: Path, total_steps: int, first_step: int, views: int, seconds: float = 10.0) -> None:
+    def __init__(self, path: Path, total_steps: int, first_step: int, seconds: float = 10.0) -> None:
         self._file = path.open("a", buffering=1)
-        self._total, self._views, self._seconds = total_steps, views, seconds
+        self._total, self._seconds = total_steps, seconds
         self._start = self._printed = time.monotonic()
         self._printed_step = first_step
 
@@ -29,9 +28,9 @@ class Progress:
         """Seconds since this process began to train."""
         return time.monotonic() - self._start
 
-    def report(self, done: int, loss: float, psnr: float, gaussians: int) -> None:
-        """Called at log intervals, after ``done`` steps of the run."""
-        self.write(step=done, images=done * self._views, loss=loss, psnr=psnr, gaussians=gaussians)
+    def report(self, done: int, images: int, loss: float, psnr: float, gaussians: int) -> None:
+        """Called at log intervals, after ``done`` steps of the run, which have seen ``images`` images."""
+        self.write(step=done, images=images, loss=loss, psnr=psnr, gaussians=gaussians)
         now = time.monotonic()
         if now - self._printed < self._seconds and done < self._total:
             return

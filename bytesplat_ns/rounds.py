@@ -60,3 +60,13 @@ def round_indices(seed: int, position: int, count: int, views_per_round: int) ->
     """
     epoch, seen = divmod(position, count)
     return list(epoch_order(seed, epoch, count)[seen : seen + views_per_round])
+
+
+def rounds_between(position: int, total: int, count: int, views_per_round: int) -> int:
+    """Rounds that take a run over ``count`` views from ``position`` to at least ``total`` images seen."""
+    if position >= total:
+        return 0
+    this_epoch = min(total - position, count - position % count)
+    epochs, rest = divmod(total - position - this_epoch, count)
+    first, full, last = (-(-images // views_per_round) for images in (this_epoch, count, rest))
+    return first + epochs * full + last

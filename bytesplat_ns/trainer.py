@@ -42,8 +42,8 @@ class ByteSplatTrainer(Trainer):
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
         super().setup(test_mode)
-        self.views = self.config.pipeline.datamanager.views_per_round
-        self.total_steps = -(-self.config.max_num_iterations // self.views)
+        remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
+        self.total_steps = self._start_step + remaining
         for line in self.pipeline.describe_run():
             CONSOLE.log(line)
 
@@ -60,15 +60,12 @@ class ByteSplatTrainer(Trainer):
         else:
             return
         state = checkpoint.read(path)
-        done = state["step"] + 1
-        total = -(-self.config.max_num_iterations // self.config.pipeline.datamanager.views_per_round)
-        if done >= total:
-            raise CheckpointError(
-                f"{path} has already trained {done} of {total} steps. To train on, raise --max-num-iterations."
-            )
         self.pipeline.load_training_state(state)
-        self._start_step = done
-        CONSOLE.log(f"Resuming from {path}: {done} steps done, {self.pipeline.model.num_points:,} Gaussians.")
+        self._start_step = state["step"] + 1
+        seen, total = self.pipeline.model.images_seen, self.config.max_num_iterations
+        if seen >= total:
+            raise CheckpointError(f"{path} has seen {seen} of {total} images. To train on, raise --max-num-iterations.")
+        CONSOLE.log(f"Resuming from {path}: {seen:,} images seen, {self.pipeline.model.num_points:,} Gaussians.")
 
     # The loop ----------------------------------------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ class ByteSplatTrainer(Trainer):
         self._init_viewer_state()
         self.stop_training = False
         path = self.base_dir / "metrics.jsonl"
-        self.progress = Progress(path, self.total_steps, self._start_step, self.views)
+        self.progress = Progress(path, self.total_steps, self._start_step)
         self.step = self._start_step
         try:
             with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
@@ -117,7 +114,7 @@ class ByteSplatTrainer(Trainer):
 
     def _update_viewer(self, step: int, duration: float) -> None:
         if step > 1:  # the first steps are slower and would spoil the viewer's estimate
-            rays = self.pipeline.datamanager.get_train_rays_per_batch() * self.views
+            rays = self.pipeline.datamanager.get_train_rays_per_batch() * self.config.pipeline.datamanager.views_per_round
             writer.put_time(EventName.TRAIN_RAYS_PER_SEC, rays / max(duration, 1e-3), step, avg_over_steps=True)
         self._update_viewer_state(step)
 
@@ -126,7 +123,7 @@ class ByteSplatTrainer(Trainer):
         gaussians = self.pipeline.model.num_points
         writer.put_scalar("Train Loss", values["loss"], step)
         writer.put_dict("Train Metrics Dict", values | {"gaussian_count": gaussians}, step)
-        self.progress.report(step + 1, values["loss"], values["psnr"], gaussians)
+        self.progress.report(step + 1, self.pipeline.model.images_seen, values["loss"], values["psnr"], gaussians)
 
     @check_eval_enabled
     def eval_iteration(self, step: int) -> None:
@@ -141,7 +138,7 @@ class ByteSplatTrainer(Trainer):
             metrics = self.pipeline.get_average_eval_image_metrics(step=step)
             writer.put_dict("Eval Images Metrics Dict (all images)", metrics, step)
             quality = {f"eval_{k}": metrics[k] for k in ("psnr", "ssim", "lpips") if k in metrics}
-            self.progress.write(step=step + 1, images=(step + 1) * self.views, **quality)
+            self.progress.write(step=step + 1, images=self.pipeline.model.images_seen, **quality)
             CONSOLE.print(f"step {step + 1:,}: held-out photos {_summary(metrics)}", highlight=False)
 
     # Checkpoints -------------------------------------------------------------------------------------------------

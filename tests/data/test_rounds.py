@@ -1,6 +1,8 @@
+import itertools
+
 import pytest
 
-from bytesplat_ns.rounds import epoch_order, round_indices
+from bytesplat_ns.rounds import epoch_order, round_indices, rounds_between
 
 
 def rounds_until(seed: int, count: int, views_per_round: int, position: int, images: int) -> list[list[int]]:
@@ -55,3 +57,14 @@ def test_round_size_may_change_within_an_epoch():
     before = rounds_until(5, count=10, views_per_round=3, position=0, images=6)
     after = rounds_until(5, count=10, views_per_round=2, position=6, images=10)
     assert sorted(view for indices in before + after for view in indices) == list(range(10))
+
+
+@pytest.mark.parametrize("views_per_round", [1, 2, 3, 8, 30])
+@pytest.mark.parametrize("count", [1, 5, 7, 22])
+def test_the_number_of_rounds_ahead_is_what_walking_them_gives(count, views_per_round):
+    for position, total in itertools.product(range(30), range(60)):
+        walked, seen = 0, position
+        while seen < total:
+            seen += len(round_indices(0, seen, count, views_per_round))
+            walked += 1
+        assert rounds_between(position, total, count, views_per_round) == walked
