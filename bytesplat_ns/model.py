@@ -175,9 +175,8 @@ class ByteSplatModel(SplatfactoModel):
     def apply_grids(self, rgb: Tensor, indices: list[int]) -> Tensor:
         """Maps colours [V, H, W, 3] through the bilateral grids of photos ``indices`` (Wang et al. 2024)."""
         _, height, width, _ = rgb.shape
-        y, x = torch.meshgrid(
-            torch.linspace(0, 1, height, device=rgb.device), torch.linspace(0, 1, width, device=rgb.device), indexing="ij"
-        )
+        down, across = (torch.linspace(0, 1, side, device=rgb.device) for side in (height, width))
+        y, x = torch.meshgrid(down, across, indexing="ij")
         xy = torch.stack([x, y], dim=-1)[None]
         graded = [
             slice_grid(self.bil_grids, xy, rgb[v : v + 1], torch.tensor([[index]], device=rgb.device))["rgb"]

@@ -114,7 +114,8 @@ class ByteSplatTrainer(Trainer):
 
     def _update_viewer(self, step: int, duration: float) -> None:
         if step > 1:  # the first steps are slower and would spoil the viewer's estimate
-            rays = self.pipeline.datamanager.get_train_rays_per_batch() * self.config.pipeline.datamanager.views_per_round
+            views = self.config.pipeline.datamanager.views_per_round
+            rays = self.pipeline.datamanager.get_train_rays_per_batch() * views
             writer.put_time(EventName.TRAIN_RAYS_PER_SEC, rays / max(duration, 1e-3), step, avg_over_steps=True)
         self._update_viewer_state(step)
 
