@@ -17,7 +17,7 @@ demo: kernels
 
 # The CPU libraries again, when their sources have changed since they were installed.
 kernels: environment
-	$(BIN)/python bytesplat_ns/ops/cpu_build.py
+	@$(BIN)/python -m bytesplat_ns.ops.cpu_build
 
 environment:
 	@$(PYTHON) .ci/environment.py

@@ -6,8 +6,10 @@ every Python of a platform. Without a C++ compiler the installation succeeds, an
 its torch reference.
 """
 
-import importlib.util
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Command, Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -17,12 +19,10 @@ ROOT = Path(__file__).parent.resolve()
 LIBRARIES = Path("bytesplat_ns/ops")
 
 
-def load_cpu_build():
-    """The package's own compiler driver, loaded by path: importing the package would need torch."""
-    spec = importlib.util.spec_from_file_location("cpu_build", ROOT / LIBRARIES / "cpu_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+# The package's own compiler driver. A stand-in for its parent keeps out `bytesplat_ns.ops`, which needs torch.
+sys.modules["ops"] = ops = ModuleType("ops")
+ops.__path__ = [str(ROOT / LIBRARIES)]
+cpu_build = importlib.import_module("ops.cpu_build")
 
 
 class BuildCpu(Command):
@@ -39,12 +39,9 @@ class BuildCpu(Command):
         self.set_undefined_options("build_py", ("build_lib", "build_lib"))
 
     def run(self):
-        if not (ROOT / LIBRARIES / "cpu_build.py").exists():
-            return
         out_dir = (ROOT if self.editable_mode else Path(self.build_lib)) / LIBRARIES
-        cpu_build = load_cpu_build()
         try:
-            self.libraries = cpu_build.build(out_dir, cpu_build.LEVELS)
+            self.libraries = cpu_build.build(out_dir)
         except cpu_build.BuildError as error:
             print(f"bytesplat-ns: no CPU kernels, the slow torch reference takes their place: {error}")
 
