@@ -1,0 +1,98 @@
+"""Compiles every CUDA kernel for every kind of GPU and prints what it uses; needs no GPU.
+
+    python -m bytesplat_ns.ops.compile_check [sm_90 ...]
+
+Fails on a compile error and on a kernel that spills registers to memory.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+from cuda.core import Program as Compiler
+
+from .cuda import binning, optimizer, projection, raster
+from .cuda.loss import LOSS
+from .nvrtc import Program, program_options
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+USAGE = re.compile(
+    r"Compiling entry function '(?P<kernel>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores, "
+    r"\d+ bytes spill loads.*?Used (?P<registers>\d+) registers(?P<more>[^\n]*)",
+    re.DOTALL,
+)
+
+
+def variants() -> Iterator[tuple[Program, dict[str, int]]]:
+    """The programs with the constants that training and rendering use."""
+    yield optimizer.ADAM, {}
+    yield binning.BINNING, {}
+    yield projection.STARTS, {}
+    yield from ((binning.SORTING, {"COUNT": count}) for count in (0, 1))
+    for degree, antialiased in product(range(4), (0, 1)):
+        shape = {"SH_DEGREE": degree, "SH_STORED": 15, "ANTIALIASED": antialiased}
+        yield projection.FORWARD, shape
+        for multi_view, (poses, fused) in product((0, 1), ((1, 0), (0, 1), (1, 1))):
+            if degree == 3 or not multi_view:
+                yield projection.BACKWARD, shape | {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
+    for stop_add, interval in product((0, 1), (0, 1)):
+        switches = {"STOP_ADD": stop_add, "INTERVAL": interval}
+        yield raster.FORWARD, raster.FORWARD_SHAPE | switches
+        for statistics, depth, split in product((0, 1), (0, 1), (0, 1)):
+            more = {"STATISTICS": statistics, "DEPTH_GRADIENT": depth, "SPLIT": split}
+            yield raster.BACKWARD, raster.BACKWARD_SHAPE | switches | more
+    for channels, from_bytes, masked in product((3, 4), (0, 1), (0, 1)):
+        yield LOSS, {"TARGET_CHANNELS": channels, "TARGET_BYTES": from_bytes, "MASKED": masked}
+
+
+def compile_for(program: Program, constants: dict[str, int], arch: str) -> list[tuple[str, int, int, int, int]]:
+    """Kernel, registers, shared memory, stack frame and spilled bytes of each kernel of a program."""
+    report = io.StringIO()
+    options = program_options(program, tuple(sorted(constants.items())), arch, ptxas_options=["-v"])
+    Compiler(program.source, "c++", options).compile("cubin", logs=report)
+    found = []
+    for use in USAGE.finditer(report.getvalue()):
+        shared = re.search(r"(\d+) bytes smem", use["more"])
+        numbers = (int(use["registers"]), int(shared[1]) if shared else 0, int(use["stack"]), int(use["spill"]))
+        found.append((use["kernel"], *numbers))
+    assert found, f"no resource usage in the compiler's report:\n{report.getvalue()}"
+    return found
+
+
+def main() -> int:
+    """Prints the table; returns the number of kernels that failed or spill."""
+    architectures = sys.argv[1:] or ARCHITECTURES
+    jobs = [(program, constants, arch) for arch in architectures for program, constants in variants()]
+    began = time.perf_counter()
+
+    def run(job: tuple[Program, dict[str, int], str]) -> list[tuple[str, int, int, int, int]] | str:
+        try:
+            return compile_for(*job)
+        except Exception as error:
+            return str(error)
+
+    bad = 0
+    print(f"{'kernel':22}{'arch':>8}{'registers':>11}{'shared':>8}{'stack':>7}{'spilled':>9}  constants")
+    with ThreadPoolExecutor() as pool:
+        for (program, constants, arch), result in zip(jobs, pool.map(run, jobs), strict=True):
+            if isinstance(result, str):
+                bad += 1
+                print(f"{program.file} {constants} {arch}: {result}")
+                continue
+            text = " ".join(f"{name}={int(value)}" for name, value in constants.items())
+            for kernel, registers, shared, stack, spilled in result:
+                bad += bool(spilled)
+                print(f"{kernel:22}{arch:>8}{registers:>11}{shared:>8}{stack:>7}{spilled:>9}  {text}")
+    print(f"{len(jobs)} programs in {time.perf_counter() - began:.1f} s, {bad} failed or spill.")
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,111 @@
+"""Tile lists (``csrc/cuda/bin.cu``, ``sort.cu``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import Cameras, Records, TileLists
+from bytesplat_ns.ops.nvrtc import Program
+
+from .buffers import HALTED, PAIRS, Capacity, DeviceRecords, on_device
+
+BINNING = Program("bin.cu")
+SORTING = Program("sort.cu")
+THREADS = 256
+DIGITS = 256
+SORTED_BY_BLOCK = 4096
+DEPTH_PLACES = 4
+
+pair_capacity = Capacity()
+
+
+def bin(records: Records, cameras: Cameras) -> TileLists:
+    """Lists each record in the tiles it reaches, near to far; see ``ops.reference.bin``. Waits for their length."""
+    records = on_device(records)
+    device = records.table.device
+    while True:
+        lists = bin_ahead(records, cameras, pair_capacity(device))
+        state = records.state.tolist()
+        pair_capacity.learn(device, state[PAIRS])
+        if not state[HALTED]:
+            lists.records = lists.records[: state[PAIRS]]
+            return lists
+        records.state[HALTED] = 0
+
+
+def bin_ahead(records: DeviceRecords, cameras: Cameras, capacity: int) -> TileLists:
+    """The same into buffers of ``capacity`` pairs, without waiting for their number."""
+    device, rows = records.table.device, len(records)
+    tiles = len(cameras) * cameras.tiles_y * cameras.tiles_x
+    places = max(1, -(-(tiles - 1).bit_length() // 8))
+    blocks = -(-rows // THREADS)
+    grid = (records.table, records.view, cameras.sizes.contiguous(), cameras.tiles_x, cameras.tiles_y)
+    scratch = _Scratch(device, rows, capacity, places, blocks)
+
+    # 1. Records in the order of depth, equal depths by id.
+    tile_counts, keys, order = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(3))
+    BINNING.kernel("count_tiles")(
+        blocks, THREADS, *grid, tile_counts, keys, order, scratch.depth_histograms, records.state
+    )
+    keys, order = _sort(keys, order, DEPTH_PLACES, scratch.depth_histograms, scratch.depth_sort, 0, records.state)
+    BINNING.kernel("order_ties")(blocks, THREADS, keys, order, records.ids, records.state)
+
+    # 2. Their pairs, in that order.
+    tile, record = (torch.empty(capacity, dtype=torch.int32, device=device) for _ in range(2))
+    BINNING.kernel("make_pairs")(
+        blocks,
+        THREADS,
+        *grid,
+        order,
+        tile_counts,
+        tile,
+        record,
+        capacity,
+        places,
+        scratch.tile_histograms,
+        scratch.pairs_counter,
+        scratch.pairs_lookback,
+        records.state,
+    )
+
+    # 3. Pairs in the order of tiles; those of one tile stay in the order of depth.
+    tile, record = _sort(tile, record, places, scratch.tile_histograms, scratch.tile_sort, 1, records.state)
+    offsets = torch.empty(tiles + 1, dtype=torch.int64, device=device)
+    BINNING.kernel("find_offsets")(capacity // THREADS + 1, THREADS, tile, tiles, offsets, records.state)
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    return TileLists(offsets, record, pair=none, pair_offsets=none)
+
+
+class _Scratch:
+    """Everything that the kernels want to find zeroed, in one allocation."""
+
+    def __init__(self, device: torch.device, rows: int, capacity: int, places: int, blocks: int) -> None:
+        sort_blocks = [-(-count // SORTED_BY_BLOCK) for count in (rows, capacity)]
+        words = [
+            DEPTH_PLACES * DIGITS,
+            places * DIGITS,
+            1,
+            blocks,
+            DEPTH_PLACES * (1 + sort_blocks[0] * DIGITS),
+            places * (1 + sort_blocks[1] * DIGITS),
+        ]
+        parts = torch.zeros(sum(words), dtype=torch.int64, device=device).split(words)
+        self.depth_histograms, self.tile_histograms, counter, self.pairs_lookback, *sorts = parts
+        self.pairs_counter = counter.view(torch.int32)
+        self.depth_sort, self.tile_sort = sorts[0].view(DEPTH_PLACES, -1), sorts[1].view(places, -1)
+
+
+def _sort(
+    keys: Tensor, values: Tensor, places: int, histograms: Tensor, scratch: Tensor, count: int, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sorts by the lowest ``places`` bytes of the keys, stably; ``count`` is the state's count of pairs."""
+    kernel = SORTING.kernel("sort_digit", COUNT=count)
+    blocks = -(-len(keys) // SORTED_BY_BLOCK)
+    other = torch.empty_like(keys), torch.empty_like(values)
+    histograms = histograms.view(places, DIGITS)
+    for place in range(places):
+        counter, lookback = scratch[place, :1].view(torch.int32), scratch[place, 1:]
+        kernel(blocks, DIGITS, keys, values, *other, 8 * place, histograms[place], counter, lookback, state)
+        (keys, values), other = other, (keys, values)
+    return keys, values

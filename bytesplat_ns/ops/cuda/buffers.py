@@ -1,0 +1,61 @@
+"""Buffers whose used length only the device knows, and how long to make them.
+
+The kernels count visible records and (record, tile) pairs on the device. Buffers are made longer than the last counts; a
+kernel whose output does not fit raises ``halted``, and all later kernels of the step then do nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import RECORD_WIDTH, Records
+
+RECORD_STRIDE = 12
+"""Floats from one record to the next: 48 bytes, read as three times 16."""
+
+RECORDS, PAIRS, HALTED = range(3)
+"""What the three int64 of a step's state say (``StepState`` in ``csrc/cuda/step.h``)."""
+
+
+@dataclass
+class DeviceRecords(Records):
+    """Records that know their number on the device. Rows beyond it hold nothing that may be read."""
+
+    state: Tensor  # [3] int64: records, pairs, halted
+
+    def first(self, count: int) -> DeviceRecords:
+        """The records proper, once their number is known to the host."""
+        rows = {field.name: getattr(self, field.name)[:count] for field in fields(Records)}
+        return DeviceRecords(**rows, state=self.state)
+
+
+def on_device(records: Records) -> DeviceRecords:
+    """Any records, with rows of RECORD_STRIDE floats and a state."""
+    if isinstance(records, DeviceRecords):
+        return records
+    device = records.table.device
+    state = torch.zeros(3, dtype=torch.int64, device=device)
+    state[RECORDS] = len(records)
+    table = torch.zeros(len(records), RECORD_STRIDE, device=device)[:, :RECORD_WIDTH]
+    table.copy_(records.table)
+    others = {field.name: getattr(records, field.name) for field in fields(Records)[1:]}
+    return DeviceRecords(table, **others, state=state)
+
+
+class Capacity:
+    """How long to make a buffer, from what the last one of its kind held."""
+
+    SMALLEST = 1 << 18
+
+    def __init__(self) -> None:
+        self._needed: dict[torch.device, int] = {}
+
+    def __call__(self, device: torch.device) -> int:
+        return max(self.SMALLEST, int(1.25 * self._needed.get(device, 0)))
+
+    def learn(self, device: torch.device, needed: int) -> None:
+        """Remembers a count. Forgets a large one slowly, so that views of very different cost may alternate."""
+        self._needed[device] = max(needed, int(0.99 * self._needed.get(device, 0)))

@@ -1,0 +1,44 @@
+"""Adam (``csrc/cuda/adam.cu``)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bytesplat_ns.ops.nvrtc import Program
+
+ADAM = Program("adam.cu")
+THREADS = 256
+
+
+def adam(
+    parameter: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-15,
+    step: int,
+) -> None:
+    """One dense step of Adam, in place; see ``ops.reference.adam``."""
+    parameter = parameter.detach()
+    assert all(t.is_contiguous() for t in (parameter, exp_avg, exp_avg_sq)), "updated in place, row by row"
+    ADAM.kernel("adam")(
+        -(-parameter.numel() // (4 * THREADS)),
+        THREADS,
+        parameter,
+        gradient.contiguous(),
+        exp_avg,
+        exp_avg_sq,
+        parameter.numel(),
+        *adam_constants(lr, beta1, beta2, eps, step),
+    )
+
+
+def adam_constants(
+    lr: float, beta1: float, beta2: float, eps: float, step: int
+) -> tuple[float, float, float, float, float]:
+    """What ``AdamStep`` in ``csrc/common/adam.h`` holds: rates of both moments, step size, root correction, eps."""
+    return 1 - beta1, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, eps

@@ -1,0 +1,145 @@
+"""Projection and its derivative (``csrc/cuda/project.cu``, ``project_backward.cu``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import RECORD_WIDTH, Cameras, GaussianGradients, Gaussians, Records, RenderSettings
+from bytesplat_ns.ops.nvrtc import Program
+
+from .buffers import HALTED, RECORD_STRIDE, RECORDS, Capacity, DeviceRecords, on_device
+
+FORWARD = Program("project.cu")
+BACKWARD = Program("project_backward.cu")
+STARTS = Program("find_starts.cu")
+THREADS = 128
+
+record_capacity = Capacity()
+
+
+def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> Records:
+    """Records of the pairs that can reach a pixel; see ``ops.reference.project``. Waits for their number."""
+    while True:
+        capacity = min(len(cameras) * len(gaussians), record_capacity(gaussians.device))
+        records = project_ahead(gaussians, cameras, settings, capacity)
+        state = records.state.tolist()
+        record_capacity.learn(gaussians.device, state[RECORDS])
+        if not state[HALTED]:
+            return records.first(state[RECORDS])
+
+
+def project_ahead(
+    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, capacity: int
+) -> DeviceRecords:
+    """The same into buffers of ``capacity`` rows, without waiting for their number."""
+    device, stored = gaussians.device, gaussians.features_rest.shape[1]
+    blocks_per_view = -(-len(gaussians) // THREADS)
+    blocks = len(cameras) * blocks_per_view
+    scratch = torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+    records = DeviceRecords(
+        table=torch.empty(capacity, RECORD_STRIDE, device=device)[:, :RECORD_WIDTH],
+        gaussian=torch.empty(capacity, dtype=torch.int32, device=device),
+        view=torch.empty(capacity, dtype=torch.int32, device=device),
+        radius=torch.empty(capacity, device=device),
+        ids=torch.empty(capacity, dtype=torch.int64, device=device),
+        state=torch.zeros(3, dtype=torch.int64, device=device),
+    )
+    degree = used_degree(settings.sh_degree, stored)
+    kernel = FORWARD.kernel("project", SH_DEGREE=degree, SH_STORED=stored, ANTIALIASED=settings.antialiased)
+    kernel(
+        blocks,
+        THREADS,
+        *parameters_of(gaussians).values(),
+        gaussians.ids,
+        len(gaussians),
+        blocks_per_view,
+        cameras.viewmats.detach().contiguous(),
+        cameras.intrinsics.contiguous(),
+        cameras.sizes.contiguous(),
+        settings.near,
+        settings.far,
+        settings.dilation,
+        records.table,
+        records.gaussian,
+        records.view,
+        records.radius,
+        records.ids,
+        capacity,
+        scratch[:1].view(torch.int32),
+        scratch[1:],
+        records.state,
+    )
+    return records
+
+
+def project_backward(
+    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
+) -> GaussianGradients:
+    """Gradients of the trained parameters and of the poses; see ``ops.reference.project_backward``."""
+    parameters = parameters_of(gaussians)
+    gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
+    viewmats = torch.zeros_like(cameras.viewmats.detach(), memory_format=torch.contiguous_format)
+    outputs = [(parameters[name], gradient, None, 0.0) for name, gradient in gradients.items()]
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, viewmats, (0.0,) * 4)
+    return GaussianGradients(**gradients, viewmats=viewmats)
+
+
+def _project_backward(
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    outputs: list[tuple[Tensor, Tensor, Tensor | None, float]],
+    viewmats: Tensor | None,
+    constants: tuple[float, float, float, float],
+) -> None:
+    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, 0) or (parameter, two moments, step size)."""
+    records, stored = on_device(records), gaussians.features_rest.shape[1]
+    if rows.stride(1) != 1 or rows.stride(0) % 4:
+        rows = torch.nn.functional.pad(rows[:, :RECORD_WIDTH], (0, RECORD_STRIDE - RECORD_WIDTH))
+    device, views = gaussians.device, len(cameras)
+    blocks_per_view = -(-len(gaussians) // THREADS)
+    starts = torch.empty(views * blocks_per_view + 1, dtype=torch.int64, device=device)
+    switches = {
+        "SH_DEGREE": used_degree(settings.sh_degree, stored),
+        "SH_STORED": stored,
+        "ANTIALIASED": settings.antialiased,
+        "MULTI_VIEW": views > 1,
+        "POSES": viewmats is not None,
+        "FUSED": outputs[0][2] is not None,
+    }
+    STARTS.kernel("find_starts")(
+        len(records) // THREADS + 1, THREADS, records.gaussian, records.view, blocks_per_view, views, starts, records.state
+    )
+    BACKWARD.kernel("project_backward", **switches)(
+        blocks_per_view,
+        THREADS,
+        *(value for output in outputs for value in output),
+        len(gaussians),
+        *constants,
+        cameras.viewmats.detach().contiguous(),
+        cameras.intrinsics.contiguous(),
+        cameras.sizes.contiguous(),
+        views,
+        blocks_per_view,
+        settings.dilation,
+        records.table,
+        rows,
+        rows.stride(0),
+        records.gaussian,
+        starts,
+        viewmats,
+        records.state,
+    )
+
+
+def parameters_of(gaussians: Gaussians) -> dict[str, Tensor]:
+    """The trained parameters, free of autograd and in rows without gaps."""
+    return {name: getattr(gaussians, name).detach().contiguous() for name in Gaussians.PARAMETERS}
+
+
+def used_degree(degree: int, stored: int) -> int:
+    """Degree of the harmonics in use: that of the settings, or the one there are coefficients for."""
+    return min(degree, round((stored + 1) ** 0.5) - 1)

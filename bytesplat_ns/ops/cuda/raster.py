@@ -1,0 +1,108 @@
+"""Rasterization and its derivative (``csrc/cuda/rasterize.cu``, ``rasterize_backward.cu``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import (
+    ROW_WIDTH,
+    ROW_WIDTH_WITH_STATISTICS,
+    Cameras,
+    Image,
+    ImageGradients,
+    Records,
+    RenderSettings,
+    TileLists,
+)
+from bytesplat_ns.ops.nvrtc import Program
+
+from .buffers import on_device
+
+# Powers, logarithms and quotients are approximated to 2 ulp: far below what the rounding of means and conics costs.
+FORWARD = Program("rasterize.cu", fast_math=True)
+BACKWARD = Program("rasterize_backward.cu", fast_math=True)
+QUADRANTS = 4
+FORWARD_SHAPE = {"WARPS": 4, "UNROLL": 2}
+BACKWARD_SHAPE = {"WARPS": 4, "UNROLL": 2, "SPLIT": 1}
+
+
+def rasterize(
+    records: Records,
+    tiles: TileLists,
+    cameras: Cameras,
+    settings: RenderSettings,
+    interval: Tensor | None = None,
+) -> Image:
+    """Blends each tile's list front to back; see ``ops.reference.rasterize``."""
+    records = on_device(records)
+    shape, device = (len(cameras), cameras.height, cameras.width), records.table.device
+    image = Image(*(torch.empty(*shape, *channels, device=device) for channels in ((3,), (), ())))
+    constants = FORWARD_SHAPE | {"STOP_ADD": settings.stop == "add", "INTERVAL": interval is not None}
+    FORWARD.kernel("rasterize", **constants)(
+        -(-_warps(cameras) // constants["WARPS"]),
+        32 * constants["WARPS"],
+        *_inputs(records, tiles, cameras, interval),
+        image.rgb,
+        image.depth,
+        image.transmittance,
+        records.state,
+    )
+    return image
+
+
+def rasterize_backward(
+    records: Records,
+    tiles: TileLists,
+    cameras: Cameras,
+    settings: RenderSettings,
+    image: Image,
+    gradients: ImageGradients,
+    interval: Tensor | None = None,
+) -> Tensor:
+    """Gradient rows of the records; see ``ops.reference.rasterize_backward``."""
+    records = on_device(records)
+    width = ROW_WIDTH_WITH_STATISTICS if settings.statistics else ROW_WIDTH
+    rows = torch.zeros(len(records), -(-width // 4) * 4, device=records.table.device)
+    constants = BACKWARD_SHAPE | {
+        "STOP_ADD": settings.stop == "add",
+        "INTERVAL": interval is not None,
+        "STATISTICS": settings.statistics,
+        "DEPTH_GRADIENT": gradients.depth is not None,
+    }
+    BACKWARD.kernel("rasterize_backward", **constants)(
+        -(-_warps(cameras) // constants["WARPS"]),
+        32 * constants["WARPS"],
+        *_inputs(records, tiles, cameras, interval),
+        image.rgb,
+        image.depth,
+        image.transmittance,
+        gradients.rgb.contiguous(),
+        None if gradients.depth is None else gradients.depth.contiguous(),
+        None if gradients.transmittance is None else gradients.transmittance.contiguous(),
+        rows,
+        records.state,
+    )
+    return rows[:, :width]
+
+
+def _warps(cameras: Cameras) -> int:
+    return len(cameras) * cameras.tiles_y * cameras.tiles_x * QUADRANTS
+
+
+def _inputs(
+    records: Records, tiles: TileLists, cameras: Cameras, interval: Tensor | None
+) -> tuple[Tensor | int | None, ...]:
+    """What both directions are given first."""
+    return (
+        records.table,
+        tiles.records,
+        tiles.offsets,
+        cameras.sizes.contiguous(),
+        cameras.width,
+        cameras.height,
+        cameras.tiles_x,
+        cameras.tiles_y,
+        len(cameras) * cameras.tiles_y * cameras.tiles_x,
+        None if interval is None else interval.contiguous(),
+    )

@@ -1,0 +1,90 @@
+// The few instructions that CUDA C++ has no name for, and how blocks of one launch talk to each other.
+// tests/cuda/emulator replaces this header when it runs the kernels on a CPU.
+#pragma once
+
+namespace bytesplat {
+
+using uint64 = unsigned long long;
+
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+__device__ inline unsigned lanes_below() {
+    unsigned mask;
+    asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+    return mask;
+}
+
+// Asynchronous copy of 4 bytes to shared memory: a thread may have any number of them in flight without a register.
+__device__ inline void copy_async(float* shared, const float* global) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
+}
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Words that other blocks of the same launch write while this one reads.
+__device__ inline uint64 load_shared_word(const uint64* address) {
+    uint64 word;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(address) : "memory");
+    return word;
+}
+__device__ inline void store_shared_word(uint64* address, uint64 word) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
+}
+
+// 2^x and 1/x to 2 ulp, denormals as zero: one instruction each.
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Adds four floats to global memory: one instruction of 16 bytes where the GPU has it.
+__device__ inline void add_vector(float* address, float x, float y, float z, float w) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x), "f"(y), "f"(z), "f"(w)
+                 : "memory");
+#else
+    atomicAdd(address, x);
+    atomicAdd(address + 1, y);
+    atomicAdd(address + 2, z);
+    atomicAdd(address + 3, w);
+#endif
+}
+
+// D += A B on the tensor cores: A 16 x 8 and B 8 x 8 of tf32, or A 16 x 16 and B 16 x 8 of bf16, two to a word.
+// Lane (g, t) = (lane / 4, lane % 4) holds words A[g][t], A[g + 8][t], A[g][t + 4], A[g + 8][t + 4] and B[t][g],
+// B[t + 4][g], and of D the elements [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1].
+__device__ inline void multiply_tf32(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                     unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ inline void multiply_bf16(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
+                                     unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Nearest tf32: 10 bits of mantissa.
+__device__ inline unsigned round_tf32(float x) {
+    unsigned word;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
+    return word;
+}
+// Two floats rounded to bf16, the first one in the upper half of the word.
+__device__ inline unsigned pack_bf16(float upper, float lower) {
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(upper), "f"(lower));
+    return word;
+}
+
+}  // namespace bytesplat

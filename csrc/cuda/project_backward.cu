@@ -1,0 +1,189 @@
+// Derivative of projection: from gradient rows, one a record, to gradients of the trained parameters, summed over the views
+// of the round; and, fused with it, the optimizer's step, so that gradients never reach memory.
+//
+// A block owns 128 consecutive Gaussians. Each thread differentiates one of them; then the block goes through the
+// parameters of all 128, which are consecutive in memory, element by element.
+//
+// Compile-time: SH_DEGREE (degrees in use), SH_STORED (rows of features_rest), and as 0 or 1 ANTIALIASED, MULTI_VIEW, POSES
+// (differentiate with respect to the cameras too), FUSED (step the optimizer instead of writing gradients).
+#include "adam.h"
+#include "projection.h"
+#include "harmonics.h"
+#include "step.h"
+
+using namespace bytesplat;
+
+constexpr int THREADS = 128;
+constexpr int REST = 3 * SH_STORED;                       // floats of features_rest of a Gaussian
+constexpr int REST_USED = 3 * (sh_functions(SH_DEGREE) - 1);  // of which so many have a gradient
+constexpr int STAGE = harmonics_stride(SH_DEGREE) > REST ? harmonics_stride(SH_DEGREE) : REST;
+
+// Gradients of a block's Gaussians, in the memory layout of the parameters.
+struct __align__(16) Gradients {
+    float means[3 * THREADS], quats[4 * THREADS], scales[3 * THREADS], opacities[THREADS], features_dc[3 * THREADS];
+};
+
+// What the kernels are given about the scene.
+struct Scene {
+    const float *means, *quats, *scales, *opacities, *features_rest;
+    const float *viewmats, *intrinsics;
+    const int* sizes;
+    int gaussians, views, blocks_per_view;
+    float dilation;
+    const float *table, *rows;      // [M, RECORD_STRIDE], [M, row_stride]
+    const int* record_gaussian;     // [M]
+    const long long* starts;
+    int row_stride;
+};
+
+// Sums 12 numbers over the block and adds them to dL/dviewmat [4, 4].
+__device__ inline void add_pose_gradient(float viewmat_gradient[3][4], float* d_viewmat) {
+    for (int i = 0; i < 12; ++i) {
+        float value = viewmat_gradient[i / 4][i % 4];
+        for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+        if (threadIdx.x % WARP == 0) atomicAdd(d_viewmat + i, value);
+    }
+}
+
+// The gradients of this block's Gaussians, into shared memory: `shared` and `rest` [THREADS, SH_STORED, 3].
+__device__ inline void differentiate(const Scene& scene, Gradients& shared, float* rest, float* d_viewmats) {
+    __shared__ int record_of[THREADS];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int first = blockIdx.x * THREADS, gaussian = first + threadIdx.x;
+    Shape<float> gradient = {};
+    float d_dc[3] = {}, d_rest[REST_USED > 0 ? REST_USED : 1] = {};
+
+    for (int view = 0; view < (MULTI_VIEW ? scene.views : 1); ++view) {
+        // Phase 1: which record is the Gaussian's in this view.
+        const long long* starts = scene.starts + static_cast<long long>(view) * scene.blocks_per_view + blockIdx.x;
+        record_of[threadIdx.x] = -1;
+        __syncthreads();
+        if (starts[0] + threadIdx.x < starts[1])
+            record_of[scene.record_gaussian[starts[0] + threadIdx.x] - first] = threadIdx.x;
+        __syncthreads();
+        const bool visible = record_of[threadIdx.x] >= 0;
+        const long long record = starts[0] + record_of[threadIdx.x];
+        __syncthreads();
+        float viewmat_gradient[3][4] = {};
+        float* stage = rest + warp * WARP * STAGE;
+        fetch_harmonics<SH_DEGREE, SH_STORED>(scene.features_rest, gaussian - lane, visible, stage);
+        const float* coefficients = stage + __popc(__ballot_sync(ALL_LANES, visible) & lanes_below()) * harmonics_stride(SH_DEGREE);
+
+        if (visible) {
+            // Phase 2: shape.
+            const Camera<float> camera = load_camera(scene.viewmats + 16 * view, scene.intrinsics + 4 * view, scene.sizes + 2 * view);
+            Shape<float> shape;
+            const float4 quat = reinterpret_cast<const float4*>(scene.quats)[gaussian];
+            shape.quat[0] = quat.x, shape.quat[1] = quat.y, shape.quat[2] = quat.z, shape.quat[3] = quat.w;
+            for (int i = 0; i < 3; ++i) shape.mean[i] = scene.means[3ll * gaussian + i], shape.scale[i] = scene.scales[3ll * gaussian + i];
+            shape.opacity = scene.opacities[gaussian];
+            const float4* row = reinterpret_cast<const float4*>(scene.rows + record * scene.row_stride);
+            const float4 A = row[0], B = row[1];
+            const float2 C = *reinterpret_cast<const float2*>(row + 2);
+            const RecordGradient<float> upstream = {{A.x, A.y}, {A.z, A.w, B.x}, B.y, C.y};
+            const Projection<float> projection = project_shape(shape, camera, scene.dilation, ANTIALIASED);
+            project_shape_backward(shape, camera, projection, ANTIALIASED, upstream, gradient, viewmat_gradient);
+
+            // Phase 3: colour, zero where it was clamped. Each coefficient's gradient is a function's value times this.
+            const float* rgb = scene.table + record * RECORD_STRIDE + RGB;
+            const float d_rgb[3] = {rgb[0] > 0.0f ? B.z : 0.0f, rgb[1] > 0.0f ? B.w : 0.0f, rgb[2] > 0.0f ? C.x : 0.0f};
+            float centre[3], direction[3], basis[SH_FUNCTIONS_MAX], weights[SH_FUNCTIONS_MAX], d_direction[3];
+            camera_centre(camera, centre);
+            const float inverse_distance = view_direction(shape.mean, centre, direction);
+            sh_basis(SH_DEGREE, direction[0], direction[1], direction[2], basis);
+            for (int c = 0; c < 3; ++c) d_dc[c] += basis[0] * d_rgb[c];
+#pragma unroll
+            for (int k = 1; k < sh_functions(SH_DEGREE); ++k) {
+                const float* coefficient = coefficients + 3 * (k - 1);
+                weights[k] = d_rgb[0] * coefficient[0] + d_rgb[1] * coefficient[1] + d_rgb[2] * coefficient[2];
+                for (int c = 0; c < 3; ++c) d_rest[3 * (k - 1) + c] += basis[k] * d_rgb[c];
+            }
+            sh_direction_gradient(SH_DEGREE, direction[0], direction[1], direction[2], weights, d_direction);
+            view_direction_backward(camera, centre, direction, inverse_distance, d_direction, gradient.mean, viewmat_gradient);
+        }
+        if (POSES) add_pose_gradient(viewmat_gradient, d_viewmats + 16 * view);
+        __syncwarp();
+    }
+
+    // Phase 4: as the parameters lie in memory.
+    const int t = threadIdx.x;
+    for (int i = 0; i < 3; ++i) shared.means[3 * t + i] = gradient.mean[i], shared.scales[3 * t + i] = gradient.scale[i];
+    for (int i = 0; i < 4; ++i) shared.quats[4 * t + i] = gradient.quat[i];
+    shared.opacities[t] = gradient.opacity;
+    for (int c = 0; c < 3; ++c) shared.features_dc[3 * t + c] = d_dc[c];
+    __syncthreads();  // all warps have read their coefficients
+#pragma unroll
+    for (int i = 0; i < REST; ++i) rest[REST * t + i] = i < REST_USED ? d_rest[i] : 0.0f;
+    __syncthreads();
+}
+
+// One parameter of this block's Gaussians, WIDTH floats each. FUSED: a step of Adam, whose moments are `first` and `second`;
+// otherwise its gradient is written to `first`. Four floats at a time; only the last block may have an odd rest.
+template <int WIDTH>
+__device__ inline void finish(const float* gradient, float* __restrict__ parameter, float* __restrict__ first,
+                              float* __restrict__ second, int gaussians, AdamStep adam) {
+    const long long base = static_cast<long long>(blockIdx.x) * THREADS * WIDTH;
+    const int count = smaller(THREADS, gaussians - static_cast<int>(blockIdx.x) * THREADS) * WIDTH;
+    if (FUSED) parameter += base, second += base;
+    first += base;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count / 4; i += THREADS) {
+        const float4 g = reinterpret_cast<const float4*>(gradient)[i];
+        if (!FUSED) {
+            reinterpret_cast<float4*>(first)[i] = g;
+            continue;
+        }
+        float4 p = reinterpret_cast<float4*>(parameter)[i], m = reinterpret_cast<float4*>(first)[i];
+        float4 v = reinterpret_cast<float4*>(second)[i];
+        adam_update(adam, g.x, p.x, m.x, v.x);
+        adam_update(adam, g.y, p.y, m.y, v.y);
+        adam_update(adam, g.z, p.z, m.z, v.z);
+        adam_update(adam, g.w, p.w, m.w, v.w);
+        reinterpret_cast<float4*>(parameter)[i] = p;
+        reinterpret_cast<float4*>(first)[i] = m;
+        reinterpret_cast<float4*>(second)[i] = v;
+    }
+    const int i = count / 4 * 4 + threadIdx.x;
+    if (i >= count) return;
+    if (FUSED) adam_update(adam, gradient[i], parameter[i], first[i], second[i]);
+    else first[i] = gradient[i];
+}
+
+// For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the first
+// moment and nothing for the second.
+extern "C" __global__ void __launch_bounds__(THREADS)
+project_backward(float* means, float* means_1, float* means_2, float means_rate,                      // [N, 3]
+                 float* quats, float* quats_1, float* quats_2, float quats_rate,                      // [N, 4]
+                 float* scales, float* scales_1, float* scales_2, float scales_rate,                  // [N, 3]
+                 float* opacities, float* opacities_1, float* opacities_2, float opacities_rate,      // [N, 1]
+                 float* features_dc, float* features_dc_1, float* features_dc_2, float features_dc_rate,  // [N, 3]
+                 float* features_rest, float* features_rest_1, float* features_rest_2, float features_rest_rate,
+                 int gaussians,                                 // N
+                 float first_rate, float second_rate, float root_correction, float eps,
+                 const float* __restrict__ viewmats,    // [V, 4, 4] world to camera
+                 const float* __restrict__ intrinsics,  // [V, 4] fx, fy, cx, cy
+                 const int* __restrict__ sizes,         // [V, 2] width, height
+                 int views, int blocks_per_view, float dilation,
+                 const float* __restrict__ table,          // [M, RECORD_STRIDE]
+                 const float* __restrict__ rows,           // [M, row_stride] dL/d(record)
+                 int row_stride,
+                 const int* __restrict__ record_gaussian,  // [M]
+                 const long long* __restrict__ starts,     // from find_starts
+                 float* __restrict__ d_viewmats,           // [V, 4, 4] zero, if POSES
+                 const long long* state) {
+    if (step_state(state).halted) return;
+    __shared__ Gradients gradients;
+    __shared__ __align__(16) float rest[THREADS * (STAGE > 0 ? STAGE : 1)];
+    differentiate({means, quats, scales, opacities, features_rest, viewmats, intrinsics, sizes, gaussians, views, blocks_per_view,
+                   dilation, table, rows, record_gaussian, starts, row_stride},
+                  gradients, rest, d_viewmats);
+
+    const auto adam = [&](float rate) { return AdamStep{first_rate, second_rate, rate, root_correction, eps}; };
+    finish<3>(gradients.means, means, means_1, means_2, gaussians, adam(means_rate));
+    finish<4>(gradients.quats, quats, quats_1, quats_2, gaussians, adam(quats_rate));
+    finish<3>(gradients.scales, scales, scales_1, scales_2, gaussians, adam(scales_rate));
+    finish<1>(gradients.opacities, opacities, opacities_1, opacities_2, gaussians, adam(opacities_rate));
+    finish<3>(gradients.features_dc, features_dc, features_dc_1, features_dc_2, gaussians, adam(features_dc_rate));
+    if (REST > 0)
+        finish<REST>(rest, features_rest, features_rest_1, features_rest_2, gaussians, adam(features_rest_rate));
+}

@@ -1,0 +1,72 @@
+"""Runs the CUDA kernels on a CPU, so that machines without a GPU test them too.
+
+The text that NVRTC would compile is compiled by g++ with ``simt.h`` in place of ``csrc/cuda/device.h``. ``install`` puts
+this in the place of NVRTC; the stages of ``ops.cuda`` then take CPU tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bytesplat_ns.ops import nvrtc
+
+HERE = Path(__file__).parent
+
+
+def install(folder: Path) -> None:
+    """Kernels run on the CPU from now on; libraries are built in ``folder``."""
+
+    def load(program: nvrtc.Program, name: str, constants: nvrtc.Constants, device: torch.device) -> nvrtc.Launch:
+        assert device.type == "cpu"
+        launch = getattr(_library(program.file, constants, folder), f"launch_{name}")
+
+        def start(blocks: int, threads: int, arguments: list[Any]) -> None:
+            # Pointers come as int, scalars as numpy's; the launcher is given where each one lies.
+            boxes = [np.array([value], dtype=np.uint64 if isinstance(value, int) else None) for value in arguments]
+            launch(blocks, threads, (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes)))
+
+        return start
+
+    nvrtc.load = load
+
+
+@cache
+def _library(file: str, constants: nvrtc.Constants, folder: Path) -> ctypes.CDLL:
+    source = _emulated_source(file, constants)
+    stem = f"{Path(file).stem}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    library = folder / f"{stem}.so"
+    if not library.exists():
+        text = folder / f"{stem}.cpp"
+        text.write_text(source)
+        # Nothing is contracted but explicit fma, and nothing reordered: the kernels' own order of operations.
+        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-march=native", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        command += ["-Wno-unknown-pragmas", "-o", str(library), str(text)]
+        subprocess.run(command, check=True)
+    return ctypes.CDLL(str(library))
+
+
+def _emulated_source(file: str, constants: nvrtc.Constants) -> str:
+    """The kernels' text with the emulator ahead, and behind it a function that launches each kernel."""
+    text = nvrtc.read_source(file)
+    device = re.escape((HERE.parents[1].parent / "csrc" / "cuda" / "device.h").read_text().replace("#pragma once\n", ""))
+    text = re.sub(device, "", text)
+    macros = [f"#define {name} {int(value)}" for name, value in constants]
+    kernels = re.findall(r"__global__ void[^;{}]*?(\w+)\s*\(([^)]*)\)\s*\{", re.sub(r"//.*", "", text))
+    launchers = []
+    for name, parameters in kernels:
+        types = [re.sub(r"\s*\w+\s*$", "", p.strip().replace("__restrict__ ", "")) for p in parameters.split(",")]
+        arguments = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(types))
+        launchers.append(
+            f'extern "C" void launch_{name}(unsigned blocks, unsigned threads, void** arguments) {{\n'
+            f"    simt::launch(blocks, threads, [=] {{ {name}({arguments}); }});\n}}"
+        )
+    return "\n".join([*macros, '#include "%s"' % (HERE / "simt.h"), text, *launchers])

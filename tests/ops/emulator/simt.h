@@ -1,0 +1,253 @@
+// Runs CUDA kernels on a CPU: every thread of a block is a fiber, blocks run one after another.
+//
+// A fiber runs until it meets a barrier or an exchange with other lanes; then the next one runs. A warp's exchange happens
+// when all its lanes that still live have arrived at one of the same kind; a block that cannot go on stops the program with
+// a message. So what is checked is the kernels' logic and arithmetic, on any machine, and not their races or their speed.
+#pragma once
+
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <ucontext.h>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __restrict__
+#define __align__(n) __attribute__((aligned(n)))
+
+using std::max;
+using std::min;
+
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+namespace simt {
+
+constexpr int WARP = 32;
+constexpr size_t STACK = 128 << 10;
+
+struct Index { unsigned x = 0, y = 0, z = 0; };
+
+struct Fiber {
+    jmp_buf state;
+    std::vector<char> stack;
+    Index thread;
+    bool finished = false, waiting = false;
+    int kind = 0;  // of the exchange it waits at
+};
+
+inline Index block, block_size, grid_size;
+inline std::vector<Fiber> fibers;
+inline int current;
+inline jmp_buf scheduler;
+inline std::function<void()> body;
+inline uint64_t slots[1024][8];  // what a lane offers to its warp
+
+[[noreturn]] inline void fail(const char* what) {
+    std::fprintf(stderr, "block %u: %s\n", block.x, what);
+    std::abort();
+}
+
+inline void switch_to_scheduler() {
+    if (!_setjmp(fibers[current].state)) _longjmp(scheduler, 1);
+}
+
+// Waits until fibers [first, last) that still live are all here.
+inline void meet(int first, int last, int kind) {
+    Fiber& self = fibers[current];
+    self.kind = kind;
+    self.waiting = true;
+    bool complete = true;
+    for (int i = first; i < last; ++i) complete = complete && (fibers[i].finished || fibers[i].waiting);
+    if (complete) {
+        for (int i = first; i < last; ++i)
+            if (!fibers[i].finished && fibers[i].kind != kind) fail("lanes wait at different barriers");
+        for (int i = first; i < last; ++i) fibers[i].waiting = false;
+        return;
+    }
+    while (self.waiting) switch_to_scheduler();
+}
+
+inline int warp_start() { return current / WARP * WARP; }
+inline int lane() { return current % WARP; }
+inline void meet_warp(int kind) { meet(warp_start(), std::min<int>(warp_start() + WARP, fibers.size()), kind); }
+inline void meet_block(int kind) { meet(0, fibers.size(), kind); }
+
+inline void enter() {
+    body();
+    fibers[current].finished = true;
+    // Those who wait for this one need not any longer.
+    for (auto range : {std::pair<int, int>{warp_start(), std::min<int>(warp_start() + WARP, fibers.size())},
+                       std::pair<int, int>{0, static_cast<int>(fibers.size())}}) {
+        bool complete = true, any = false;
+        int kind = -1;
+        for (int i = range.first; i < range.second; ++i) {
+            if (fibers[i].finished) continue;
+            complete = complete && fibers[i].waiting;
+            any = true;
+            if (kind < 0) kind = fibers[i].kind;
+            complete = complete && fibers[i].kind == kind;
+        }
+        const bool whole_block = range.first == 0 && range.second == static_cast<int>(fibers.size());
+        if (complete && any && (whole_block == (kind >= 100) || fibers.size() <= WARP))
+            for (int i = range.first; i < range.second; ++i) fibers[i].waiting = false;
+    }
+    _longjmp(scheduler, 1);
+}
+
+inline void run_block(unsigned threads) {
+    fibers.resize(threads);
+    ucontext_t back;
+    for (unsigned t = 0; t < threads; ++t) {
+        Fiber& fiber = fibers[t];
+        fiber.stack.resize(STACK);
+        fiber.thread = {t, 0, 0};
+        fiber.finished = fiber.waiting = false;
+    }
+    std::vector<bool> started(threads, false);
+    for (unsigned done = 0; done < threads;) {
+        bool moved = false;
+        for (unsigned t = 0; t < threads; ++t) {
+            if (fibers[t].finished || fibers[t].waiting) continue;
+            moved = true;
+            current = t;
+            if (!_setjmp(scheduler)) {
+                if (started[t]) _longjmp(fibers[t].state, 1);
+                started[t] = true;
+                ucontext_t context;
+                getcontext(&context);
+                context.uc_stack.ss_sp = fibers[t].stack.data();
+                context.uc_stack.ss_size = fibers[t].stack.size();
+                context.uc_link = &back;
+                makecontext(&context, enter, 0);
+                setcontext(&context);
+            }
+            if (fibers[t].finished) ++done;
+        }
+        if (!moved && done < threads) fail("no thread can go on: some wait at a barrier that others never reach");
+    }
+}
+
+inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel) {
+    body = std::move(kernel);
+    block_size = {threads, 1, 1}, grid_size = {blocks, 1, 1};
+    for (unsigned b = 0; b < blocks; ++b) {
+        block = {b, 0, 0};
+        run_block(threads);
+    }
+}
+
+// A lane offers a value, takes another lane's.
+template <class T> inline T exchange(T value, int source, int kind) {
+    static_assert(sizeof(T) <= 8);
+    std::memcpy(&slots[current][0], &value, sizeof(T));
+    meet_warp(kind);
+    T taken;
+    std::memcpy(&taken, &slots[warp_start() + source][0], sizeof(T));
+    meet_warp(kind + 1);
+    return taken;
+}
+
+inline unsigned ballot(bool vote) {
+    slots[current][0] = vote;
+    meet_warp(40);
+    unsigned votes = 0;
+    for (int l = 0; l < WARP && warp_start() + l < static_cast<int>(fibers.size()); ++l)
+        if (!fibers[warp_start() + l].finished && slots[warp_start() + l][0]) votes |= 1u << l;
+    meet_warp(41);
+    return votes;
+}
+
+}  // namespace simt
+
+#define threadIdx (simt::fibers[simt::current].thread)
+#define blockIdx simt::block
+#define blockDim simt::block_size
+#define gridDim simt::grid_size
+
+inline void __syncthreads() { simt::meet_block(100); }
+inline void __syncwarp(unsigned = 0xffffffffu) { simt::meet_warp(10); }
+inline unsigned __ballot_sync(unsigned, bool vote) { return simt::ballot(vote); }
+inline bool __any_sync(unsigned, bool vote) { return simt::ballot(vote) != 0; }
+template <class T> inline T __shfl_sync(unsigned, T value, int source) { return simt::exchange(value, source & 31, 20); }
+template <class T> inline T __shfl_xor_sync(unsigned, T value, int mask) { return simt::exchange(value, simt::lane() ^ mask, 22); }
+template <class T> inline T __shfl_up_sync(unsigned, T value, int delta) {
+    return simt::exchange(value, simt::lane() >= delta ? simt::lane() - delta : simt::lane(), 24);
+}
+
+template <class T> inline T atomicAdd(T* address, T value) { const T old = *address; *address += value; return old; }
+template <class T> inline T atomicMax(T* address, T value) { const T old = *address; *address = std::max(old, value); return old; }
+
+inline unsigned __float_as_uint(float x) { unsigned w; std::memcpy(&w, &x, 4); return w; }
+inline float __uint_as_float(unsigned w) { float x; std::memcpy(&x, &w, 4); return x; }
+inline int __ffs(unsigned w) { return __builtin_ffs(w); }
+inline int __popc(unsigned w) { return __builtin_popcount(w); }
+inline float __log2f(float x) { return std::log2(x); }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+
+// What csrc/cuda/device.h writes in PTX.
+namespace bytesplat {
+
+using uint64 = unsigned long long;
+
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+inline unsigned lanes_below() { return (1u << simt::lane()) - 1; }
+inline void copy_async(float* shared, const float* global) { *shared = *global; }
+inline void copy_async_wait() {}
+inline uint64 load_shared_word(const uint64* address) { return *address; }
+inline void store_shared_word(uint64* address, uint64 word) { *address = word; }
+inline float exp2_fast(float x) { return std::exp2(x); }
+inline float reciprocal_fast(float x) { return 1.0f / x; }
+inline void add_vector(float* address, float x, float y, float z, float w) {
+    if (reinterpret_cast<uintptr_t>(address) % 16) simt::fail("a vector of four floats is not aligned");
+    address[0] += x, address[1] += y, address[2] += z, address[3] += w;
+}
+
+// D += A B, with every lane's share of A and B as device.h describes it; `value` unpacks half `h` of a word.
+template <int HALVES, class Value>
+inline void multiply(float d[4], const unsigned (&a)[4], const unsigned (&b)[2], Value value) {
+    for (int i = 0; i < 4; ++i) simt::slots[simt::current][i] = a[i];
+    for (int i = 0; i < 2; ++i) simt::slots[simt::current][4 + i] = b[i];
+    simt::meet_warp(30);
+    const int g = simt::lane() / 4, t = simt::lane() % 4;
+    for (int i = 0; i < 4; ++i) {
+        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+        for (int k = 0; k < 8; ++k)
+            for (int h = 0; h < HALVES; ++h) {
+                const unsigned of_a = simt::slots[simt::warp_start() + row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)];
+                const unsigned of_b = simt::slots[simt::warp_start() + column * 4 + k % 4][4 + k / 4];
+                d[i] += value(of_a, h) * value(of_b, h);
+            }
+    }
+    simt::meet_warp(31);
+}
+inline void multiply_tf32(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    multiply<1>(d, {a0, a1, a2, a3}, {b0, b1}, [](unsigned w, int) { return __uint_as_float(w & 0xffffe000u); });
+}
+inline void multiply_bf16(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    multiply<2>(d, {a0, a1, a2, a3}, {b0, b1},
+                [](unsigned w, int h) { return __uint_as_float(h ? w & 0xffff0000u : w << 16); });
+}
+inline unsigned round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
+inline unsigned round_bf16(float x) {
+    const unsigned w = __float_as_uint(x);
+    return (w + 0x7fffu + (w >> 16 & 1)) >> 16;
+}
+inline unsigned pack_bf16(float upper, float lower) { return round_bf16(upper) << 16 | round_bf16(lower); }
+
+}  // namespace bytesplat
