@@ -127,9 +127,7 @@ def render(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> 
         The image (unclamped, without background) and the records behind it, which carry no gradient.
     """
     parameters = [getattr(gaussians, name) for name in Gaussians.PARAMETERS]
-    rgb, depth, transmittance, records = _Render.apply(
-        cameras, settings, gaussians.ids, cameras.viewmats, *parameters
-    )
+    rgb, depth, transmittance, records = _Render.apply(cameras, settings, gaussians.ids, cameras.viewmats, *parameters)
     return Image(rgb, depth, transmittance), records
 
 

@@ -95,16 +95,12 @@ def ssim_map(first: Tensor, second: Tensor) -> Tensor:
     position = torch.arange(WINDOW, device=first.device, dtype=first.dtype) - WINDOW // 2
     window = torch.exp(-(position**2) / (2 * WINDOW_SIGMA**2))
     window = window / window.sum()
-
-    def blur(values: Tensor) -> Tensor:
-        planes = values.permute(2, 0, 1)[:, None]  # [3, 1, H, W]
-        planes = conv2d(conv2d(planes, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))
-        return planes[:, 0].permute(1, 2, 0)
-
-    mean1, mean2 = blur(first), blur(second)
-    variance1 = blur(first * first) - mean1 * mean1
-    variance2 = blur(second * second) - mean2 * mean2
-    covariance = blur(first * second) - mean1 * mean2
+    moments = torch.cat([first, second, first * first, second * second, first * second], -1)  # [H, W, 15]
+    planes = moments.permute(2, 0, 1)[:, None]
+    planes = conv2d(conv2d(planes, window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))
+    mean1, mean2, square1, square2, product = planes[:, 0].permute(1, 2, 0).split(3, -1)
+    variance1, variance2 = square1 - mean1 * mean1, square2 - mean2 * mean2
+    covariance = product - mean1 * mean2
     luminance = (2 * mean1 * mean2 + C1) / (mean1 * mean1 + mean2 * mean2 + C1)
     return luminance * (2 * covariance + C2) / (variance1 + variance2 + C2)
 

@@ -36,13 +36,11 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
     device = gaussians.device
     gaussian = torch.arange(len(gaussians), device=device).repeat(len(cameras))
     view = torch.arange(len(cameras), device=device).repeat_interleave(len(gaussians))
-    table, covariance, determinant = _splat(gaussians, cameras, settings, gaussian, view)
+    table, covariance, sound = _splat(gaussians, cameras, settings, gaussian, view)
 
     xx, xy, yy = covariance.unbind(-1)
     depth, opacity = table[:, DEPTH], table[:, OPACITY]
-    visible = (depth > settings.near) & (depth < settings.far)
-    visible &= table.isfinite().all(-1) & determinant.isfinite() & (determinant > 0)
-    visible &= opacity >= ALPHA_MIN
+    visible = sound & (depth > settings.near) & (depth < settings.far) & (opacity >= ALPHA_MIN)
     # alpha >= 1/255 where d^T conic d <= 2 ln(255 opacity): +- sqrt(2 ln(255 opacity) cov_xx) in x, so in y.
     half_extent = (2 * torch.log(opacity / ALPHA_MIN)[:, None] * torch.stack([xx, yy], -1)).sqrt()
     first = (table[:, MEAN2D] - half_extent - 0.5).ceil().clamp(min=0)
@@ -60,6 +58,7 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
     )
 
 
+@stage
 def project_backward(
     gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
 ) -> GaussianGradients:
@@ -89,7 +88,8 @@ def _splat(
     """The record of each pair (gaussian, view), each [P] int64, visible or not.
 
     Returns:
-        Record table [P, 10]; dilated 2D covariance [P, 3] as xx, xy, yy in pixel^2; its determinant [P].
+        Record table [P, 10]; dilated 2D covariance [P, 3] as xx, xy, yy in pixel^2; soundness [P] bool: the
+        covariance is invertible and everything is finite.
     """
     dtype = gaussians.means.dtype
     viewmats = cameras.viewmats.to(dtype)
@@ -137,7 +137,9 @@ def _splat(
     rgb = (values[:, :, None] * features[:, : values.shape[1]]).sum(1) + 0.5
 
     table = torch.cat([mean2d, conic, opacity[:, None], rgb.clamp(min=0), z[:, None]], -1)
-    return table, torch.stack([xx, xy, yy], -1), determinant
+    # Colour is judged before the clamp, which would make minus infinity look like black.
+    sound = table.isfinite().all(-1) & rgb.isfinite().all(-1) & determinant.isfinite() & (determinant > 0)
+    return table, torch.stack([xx, xy, yy], -1), sound
 
 
 def _rotation(quats: Tensor) -> Tensor:

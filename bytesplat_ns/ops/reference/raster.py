@@ -110,9 +110,7 @@ def rasterize_backward(
     return rows
 
 
-def _occupied(
-    tiles: TileLists, cameras: Cameras
-) -> Iterator[tuple[Tensor, tuple[int, slice, slice], Tensor]]:
+def _occupied(tiles: TileLists, cameras: Cameras) -> Iterator[tuple[Tensor, tuple[int, slice, slice], Tensor]]:
     """Of each tile with a list: the list [L], its pixels as an index of images, their centres [Q, 2]."""
     device = tiles.records.device
     offsets, sizes = tiles.offsets.tolist(), cameras.sizes.tolist()
