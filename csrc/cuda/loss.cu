@@ -129,7 +129,7 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
                   double* sums,                      // [V, 2] zero
                   float* __restrict__ derivatives,   // [V, 3 channels, 3 terms, H, W]; zero where there is no window
                   const long long* state) {
-    __shared__ __align__(16) float image[HALO][PITCH], photo[HALO][PITCH];
+    __shared__ __align__(16) float image[HALO * PITCH], photo[HALO * PITCH];
     __shared__ __align__(16) float means[5][HALO][SIDE];  // filtered along rows: x, y, x^2, y^2, x y
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);
     const View& view = part.view;
@@ -141,7 +141,7 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
             const bool counts = view.inside(x, y) && view.keeps(x, y);
             const float composed = counts ? clamp(view.composed(x, y, c), 0.0f, 1.0f) : 0.0f;
             const float wanted = counts ? view.photo(x, y, c) : 0.0f;
-            image[0][i] = composed, photo[0][i] = wanted;
+            image[i] = composed, photo[i] = wanted;
             const bool own = x >= part.x && x < part.x + SIDE && y >= part.y && y < part.y + SIDE;
             if (own) difference += fabsf(composed - wanted);
         }
@@ -152,8 +152,8 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
             float x[RUN + SSIM_TAPS + 1], y[RUN + SSIM_TAPS + 1], product[RUN + SSIM_TAPS - 1];
 #pragma unroll
             for (int v = 0; v < (RUN + SSIM_TAPS + 1) / 4; ++v) {
-                const float4 four_x = *reinterpret_cast<const float4*>(&image[row][first + 4 * v]);
-                const float4 four_y = *reinterpret_cast<const float4*>(&photo[row][first + 4 * v]);
+                const float4 four_x = *reinterpret_cast<const float4*>(&image[row * PITCH + first + 4 * v]);
+                const float4 four_y = *reinterpret_cast<const float4*>(&photo[row * PITCH + first + 4 * v]);
                 x[4 * v] = four_x.x, x[4 * v + 1] = four_x.y, x[4 * v + 2] = four_x.z, x[4 * v + 3] = four_x.w;
                 y[4 * v] = four_y.x, y[4 * v + 1] = four_y.y, y[4 * v + 2] = four_y.z, y[4 * v + 3] = four_y.w;
             }
@@ -224,7 +224,7 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      float* __restrict__ d_rgb,            // [V, H, W, 3]
                      float* __restrict__ d_transmittance,  // [V, H, W]
                      const long long* state) {
-    __shared__ __align__(16) float source[HALO][PITCH];
+    __shared__ __align__(16) float source[HALO * PITCH];
     __shared__ __align__(16) float rows[HALO][SIDE];
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);
     const View& view = part.view;
@@ -249,7 +249,7 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
             const float* plane = derivatives + ((part.index * 3ll + c) * 3 + term) * height * width;
             for (int i = threadIdx.x; i < HALO * PITCH; i += THREADS) {
                 const int px = part.x + i % PITCH - MARGIN, py = part.y + i / PITCH - MARGIN;
-                source[0][i] = view.inside(px, py) ? plane[static_cast<long long>(py) * width + px] : 0.0f;
+                source[i] = view.inside(px, py) ? plane[static_cast<long long>(py) * width + px] : 0.0f;
             }
             __syncthreads();
             for (int i = threadIdx.x; i < HALO * (SIDE / RUN); i += THREADS) {
@@ -257,7 +257,7 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                 float v[RUN + SSIM_TAPS + 1];
 #pragma unroll
                 for (int k = 0; k < (RUN + SSIM_TAPS + 1) / 4; ++k) {
-                    const float4 four = *reinterpret_cast<const float4*>(&source[row][first + 4 * k]);
+                    const float4 four = *reinterpret_cast<const float4*>(&source[row * PITCH + first + 4 * k]);
                     v[4 * k] = four.x, v[4 * k + 1] = four.y, v[4 * k + 2] = four.z, v[4 * k + 3] = four.w;
                 }
                 *reinterpret_cast<float4*>(&rows[row][first]) =

@@ -50,7 +50,7 @@ sort_digit(const unsigned* __restrict__ keys,
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
     // Phase 1: ranks among the warp's pairs. Item i of the warp's lanes comes before item i + 1: the sort is stable.
-    for (int d = threadIdx.x; d < WARPS * DIGITS; d += THREADS) shared.rank[0][d] = 0;
+    for (int w = 0; w < WARPS; ++w) shared.rank[w][threadIdx.x] = 0;
     __syncthreads();
     unsigned key[ITEMS], rank[ITEMS];
     const long long mine = first + warp * (WARP * ITEMS) + lane;

@@ -77,7 +77,7 @@ def test_bin(backend: Backend, scene: Scene) -> None:
     count = len(scene.cameras) * scene.cameras.tiles_x * scene.cameras.tiles_y
     assert tiles.offsets.shape == (count + 1,) and tiles.offsets.dtype == torch.int64
     assert tiles.records.dtype == torch.int32 and tiles.pair.dtype == tiles.pair_offsets.dtype == torch.int64
-    assert tiles.offsets[0] == 0 and tiles.offsets[-1] == len(tiles.records) == len(tiles.pair)
+    assert tiles.offsets[0] == 0 and tiles.offsets[-1] == len(tiles.records)
 
     # Exact up to rounding: between the lists of a slightly less and of a slightly more opaque scene.
     margin = 1e-4 * scene.slack
@@ -90,7 +90,11 @@ def test_bin(backend: Backend, scene: Scene) -> None:
         keys = list(zip(records.table[record, DEPTH].tolist(), records.ids[record].tolist(), strict=True))
         assert keys == sorted(keys)
 
-    # The pairs are numbered record by record.
+    # The pairs are numbered record by record, where sums are formed in a fixed order.
+    if backend.name == "cuda":
+        assert len(tiles.pair) == len(tiles.pair_offsets) == 0
+        return
+    assert len(tiles.pair) == len(tiles.records)
     assert tiles.pair_offsets.shape == (len(records) + 1,)
     assert torch.equal(tiles.pair.sort().values, torch.arange(len(tiles.pair)))
     owner = torch.bucketize(tiles.pair, tiles.pair_offsets[1:], right=True)
