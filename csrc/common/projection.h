@@ -4,7 +4,8 @@
 // With W the camera's rotation, J the Jacobian of the perspective division at the mean, R the Gaussian's rotation and S its
 // diagonal of standard deviations, the 2D covariance is cov = B B^T + dilation I with the 2 x 3 matrix B = J W R S.
 // Everything derives from B: det(B B^T) = |b1 x b2|^2 and det(cov) = det(B B^T) + dilation tr(B B^T) + dilation^2 are
-// sums of positive terms, so that needles lose no digits to cancellation.
+// sums of positive terms, so that needles lose no digits to cancellation. So is the derivative of det(B B^T), 2 P with
+// P = (b2 x (b1 x b2), (b1 x b2) x b1), and with it conic B = (dilation B + P) / det(cov), on which backward is built.
 #pragma once
 #include "camera.h"
 #include "ellipse.h"
@@ -33,6 +34,8 @@ template <class T> struct Projection {
     T axes[3][3];           // R S
     T jacobian_world[2][3];  // J W
     T footprint[2][3];      // B, pixels
+    T determinant_slope[2][3];  // P, pixels^3
+    T conic_footprint[2][3];    // conic B, 1 / pixels
     T xx, xy, yy;           // cov, dilated, pixel^2
     T undilated_determinant, determinant;
     T compensation;         // factor of opacity: 1, or sqrt(det(B B^T) / det(cov)) (Yu et al. 2024, Mip-Splatting)
@@ -41,6 +44,14 @@ template <class T> struct Projection {
     T mean2d[2], conic[3], opacity;
     T radius;               // three standard deviations along the major axis, pixels
 };
+
+// a x b, each component to within two rounding errors.
+template <class T> BS_HD inline void cross_product(const T a[3], const T b[3], T out[3]) {
+    for (int i = 0; i < 3; ++i) {
+        const int j = (i + 1) % 3, k = (i + 2) % 3;
+        out[i] = difference_of_products(a[j], b[k], a[k], b[j]);
+    }
+}
 
 template <class T> BS_HD inline void rotation_from_quat(const T quat[4], T inverse_norm, T R[3][3]) {
     const T w = quat[0] * inverse_norm, x = quat[1] * inverse_norm, y = quat[2] * inverse_norm, z = quat[3] * inverse_norm;
@@ -121,8 +132,8 @@ BS_HD inline Projection<T> project_shape(const Shape<T>& shape, const Camera<T>&
     const T bare_xx = u[0] * u[0] + u[1] * u[1] + u[2] * u[2];
     const T bare_yy = v[0] * v[0] + v[1] * v[1] + v[2] * v[2];
     p.xy = u[0] * v[0] + u[1] * v[1] + u[2] * v[2];
-    const T cross[3] = {difference_of_products(u[1], v[2], u[2], v[1]), difference_of_products(u[2], v[0], u[0], v[2]),
-                        difference_of_products(u[0], v[1], u[1], v[0])};
+    T cross[3];
+    cross_product(u, v, cross);
     p.undilated_determinant = cross[0] * cross[0] + cross[1] * cross[1] + cross[2] * cross[2];
     p.determinant = p.undilated_determinant + dilation * (bare_xx + bare_yy) + dilation * dilation;
     p.xx = bare_xx + dilation;
@@ -130,6 +141,11 @@ BS_HD inline Projection<T> project_shape(const Shape<T>& shape, const Camera<T>&
     p.conic[0] = p.yy / p.determinant;
     p.conic[1] = -p.xy / p.determinant;
     p.conic[2] = p.xx / p.determinant;
+    cross_product(v, cross, p.determinant_slope[0]);
+    cross_product(cross, u, p.determinant_slope[1]);
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 3; ++j)
+            p.conic_footprint[i][j] = (dilation * p.footprint[i][j] + p.determinant_slope[i][j]) / p.determinant;
     p.sigmoid = 1.0f / (1.0f + exp(-shape.opacity));
     p.compensation = antialiased ? sqrt(p.undilated_determinant / p.determinant) : broadcast<T>(1.0f);
     p.opacity = p.sigmoid * p.compensation;
@@ -161,46 +177,43 @@ template <class T>
 BS_HD inline void project_shape_backward(const Shape<T>& shape, const Camera<T>& camera, const Projection<T>& p,
                                          bool antialiased, const RecordGradient<T>& g, Shape<T>& shape_gradient,
                                          T viewmat_gradient[3][4]) {
-    // Phase 3: dL/dcov = -conic dL/dconic conic; off-diagonal entries are counted once, as in sigma.
-    const T a = p.conic[0], b = p.conic[1], c = p.conic[2];
-    T g_xx = -(a * a * g.conic[0] + a * b * g.conic[1] + b * b * g.conic[2]);
-    T g_xy = -(2.0f * a * b * g.conic[0] + (a * c + b * b) * g.conic[1] + 2.0f * b * c * g.conic[2]);
-    T g_yy = -(b * b * g.conic[0] + b * c * g.conic[1] + c * c * g.conic[2]);
+    // Phase 3: with the symmetric matrix G of dL/dconic (the record's b stands for both off-diagonal entries),
+    // dL/dB = -2 conic G (conic B), and dL/dlog s_j = b_j . dL/db_j = -2 (conic b_j)^T G (conic b_j).
+    T g_footprint[2][3];
+    for (int j = 0; j < 3; ++j) {
+        const T top = p.conic_footprint[0][j], bottom = p.conic_footprint[1][j];
+        const T g_top = g.conic[0] * top + 0.5f * g.conic[1] * bottom;
+        const T g_bottom = 0.5f * g.conic[1] * top + g.conic[2] * bottom;
+        g_footprint[0][j] = -2.0f * (p.conic[0] * g_top + p.conic[1] * g_bottom);
+        g_footprint[1][j] = -2.0f * (p.conic[1] * g_top + p.conic[2] * g_bottom);
+        shape_gradient.scale[j] -= 2.0f * (top * g_top + bottom * g_bottom);
+    }
     const T g_sigmoid = g.opacity * p.compensation;
     shape_gradient.opacity += g_sigmoid * p.sigmoid * (1.0f - p.sigmoid);
     if (antialiased) {
-        // compensation k = sqrt(det0 / det): dk = (d det0 / det - k^2 d det / det) / (2 k). A visible Gaussian has
-        // opacity >= ALPHA_MIN, so k is not zero. With cov0 = B B^T: det0 = xx0 yy0 - xy^2, det = xx yy - xy^2.
-        const T factor = 0.5f * g.opacity * p.sigmoid / (p.compensation * p.determinant);
-        const T k2 = p.compensation * p.compensation;
-        const T* u = p.footprint[0];
-        const T* v = p.footprint[1];
-        const T bare_xx = u[0] * u[0] + u[1] * u[1] + u[2] * u[2];
-        const T bare_yy = v[0] * v[0] + v[1] * v[1] + v[2] * v[2];
-        g_xx += factor * (bare_yy - k2 * p.yy);
-        g_yy += factor * (bare_xx - k2 * p.xx);
-        g_xy += factor * 2.0f * p.xy * (k2 - 1.0f);
+        // compensation k = sqrt(det0 / det), det0 = det(B B^T): dk/dB = (P - det0 conic B) / (k det). A visible
+        // Gaussian has opacity >= ALPHA_MIN, so k is not zero.
+        const T factor = g.opacity * p.sigmoid / (p.compensation * p.determinant);
+        for (int i = 0; i < 2; ++i)
+            for (int j = 0; j < 3; ++j) {
+                const T g_entry =
+                    factor * (p.determinant_slope[i][j] - p.undilated_determinant * p.conic_footprint[i][j]);
+                g_footprint[i][j] += g_entry;
+                shape_gradient.scale[j] += p.footprint[i][j] * g_entry;
+            }
     }
 
-    // Phase 2: cov = B B^T, so dL/dB = (G + G^T) B; then B = (J W) (R S).
-    T g_footprint[2][3], g_jacobian_world[2][3], g_axes[3][3], g_rotation[3][3];
-    for (int j = 0; j < 3; ++j) {
-        g_footprint[0][j] = 2.0f * g_xx * p.footprint[0][j] + g_xy * p.footprint[1][j];
-        g_footprint[1][j] = g_xy * p.footprint[0][j] + 2.0f * g_yy * p.footprint[1][j];
-    }
+    // Phase 2: B = (J W) (R S).
+    T g_jacobian_world[2][3], g_rotation[3][3];
     for (int i = 0; i < 2; ++i)
         for (int j = 0; j < 3; ++j)
             g_jacobian_world[i][j] = g_footprint[i][0] * p.axes[j][0] + g_footprint[i][1] * p.axes[j][1] +
                                      g_footprint[i][2] * p.axes[j][2];
     for (int j = 0; j < 3; ++j) {
         const T deviation = exp(shape.scale[j]);
-        T along = T{};
-        for (int i = 0; i < 3; ++i) {
-            g_axes[i][j] = p.jacobian_world[0][i] * g_footprint[0][j] + p.jacobian_world[1][i] * g_footprint[1][j];
-            along += g_axes[i][j] * p.axes[i][j];
-            g_rotation[i][j] = g_axes[i][j] * deviation;
-        }
-        shape_gradient.scale[j] += along;
+        for (int i = 0; i < 3; ++i)
+            g_rotation[i][j] = deviation * (p.jacobian_world[0][i] * g_footprint[0][j] +
+                                            p.jacobian_world[1][i] * g_footprint[1][j]);
     }
     T g_quat[4];
     rotation_from_quat_backward(shape.quat, inverse_quat_norm(shape.quat), g_rotation, g_quat);
