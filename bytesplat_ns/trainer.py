@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nerfstudio.engine.optimizers import Optimizers
@@ -26,6 +26,10 @@ class ByteSplatTrainerConfig(TrainerConfig):
     """Training regimen. ``max-num-iterations`` counts images: a step on a round of B views counts B."""
 
     _target: type = field(default_factory=lambda: ByteSplatTrainer)
+
+    def save_config(self) -> None:
+        """Writes ``config.yml``, without the step that a run resumes from: tools would look for it in this run."""
+        TrainerConfig.save_config(replace(self, load_step=None))
 
 
 class ByteSplatTrainer(Trainer):
