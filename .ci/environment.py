@@ -12,9 +12,9 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+PROJECT = ROOT / "pyproject.toml"
 CONSTRAINTS = ROOT / ".ci/constraints.txt"
 SITE_PACKAGES = Path("lib", "python{}.{}".format(*sys.version_info), "site-packages")
 STAMP = "complete"  # written last into an environment: the key of what it was made from
@@ -31,9 +32,8 @@ STAMP = "complete"  # written last into an environment: the key of what it was m
 
 def main():
     check_python()
-    project = re.sub(r"(?ms)^\[tool\..*?(?=^\[|\Z)", "", (ROOT / "pyproject.toml").read_text())
-    dependencies = key(project, CONSTRAINTS.read_text())
-    layout = key((ROOT / "setup.py").read_text(), Path(__file__).read_text())
+    dependencies = key(requirements(), CONSTRAINTS.read_text())
+    layout = key(*(file.read_text() for file in (PROJECT, ROOT / "setup.py", Path(__file__))))
     cache = os.environ.get("BYTESPLAT_ENV_CACHE")
     environment = Path(cache).expanduser().absolute() / f"env-{dependencies}" if cache else VENV
     if stamp(VENV) == f"{environment} {dependencies} {layout}" and environment.is_dir():
@@ -87,6 +87,17 @@ def has_library(name):
     return True
 
 
+def requirements():
+    """What the project requires; all that pyproject.toml says where Python, before 3.11, cannot read it."""
+    text = PROJECT.read_text()
+    if sys.version_info < (3, 11):
+        return text
+    import tomllib
+
+    project = tomllib.loads(text)["project"]
+    return json.dumps([project["dependencies"], project["optional-dependencies"]])
+
+
 def key(*texts):
     """Digest of these texts and of the Python that runs."""
     return hashlib.sha256("\0".join([sys.version, platform.machine(), *texts]).encode()).hexdigest()[:16]
@@ -135,7 +146,8 @@ def make_layer(environment):
         ours = VENV / "bin" / command.name
         if ours.exists():
             continue
-        if command.read_bytes().startswith(b"#!" + os.fsencode(environment)):
+        head = command.read_bytes()[:512]
+        if head.startswith(b"#!") and os.fsencode(environment) in head:
             words = shlex.join([f"{VENV}/bin/python", str(command)])
             ours.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             ours.chmod(0o755)
