@@ -7,6 +7,7 @@
 // Compile-time: TARGET_CHANNELS (3, 4), TARGET_BYTES (0: float, 1: uint8), MASKED (0, 1).
 #include "device.h"
 #include "ssim.h"
+#include "step.h"
 
 using namespace bytesplat;
 
@@ -118,7 +119,7 @@ count_kept(const unsigned char* __restrict__ mask,  // [V, H, W]
 }
 
 // Sums of |image - photo| over pixels and of SSIM over windows, channels added up, and the derivatives of SSIM.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
                   const float* __restrict__ transmittance,   // [V, H, W]
                   const unsigned char* __restrict__ target,  // [V, H, W, TARGET_CHANNELS], bytes or floats
@@ -128,7 +129,8 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
                   int width, int height,
                   double* sums,                      // [V, 2] zero
                   float* __restrict__ derivatives,   // [V, 3 channels, 3 terms, H, W]; zero where there is no window
-                  const long long* state) {
+                  const long long* state) {  // or null
+    if (state && step_state(state).halted) return;
     __shared__ __align__(16) float image[HALO * PITCH], photo[HALO * PITCH];
     __shared__ __align__(16) float means[5][HALO][SIDE];  // filtered along rows: x, y, x^2, y^2, x y
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);
@@ -208,7 +210,7 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
 }
 
 // The views' losses and their gradients.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      const float* __restrict__ transmittance,   // [V, H, W]
                      const unsigned char* __restrict__ target,  // [V, H, W, TARGET_CHANNELS], bytes or floats
@@ -223,7 +225,8 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      float* __restrict__ values,           // [V]
                      float* __restrict__ d_rgb,            // [V, H, W, 3]
                      float* __restrict__ d_transmittance,  // [V, H, W]
-                     const long long* state) {
+                     const long long* state) {  // or null
+    if (state && step_state(state).halted) return;
     __shared__ __align__(16) float source[HALO * PITCH];
     __shared__ __align__(16) float rows[HALO][SIDE];
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);

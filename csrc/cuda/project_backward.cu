@@ -151,7 +151,7 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
 
 // For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the first
 // moment and nothing for the second.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MULTI_VIEW ? 2 : 4)
 project_backward(float* means, float* means_1, float* means_2, float means_rate,                      // [N, 3]
                  float* quats, float* quats_1, float* quats_2, float quats_rate,                      // [N, 4]
                  float* scales, float* scales_1, float* scales_2, float scales_rate,                  // [N, 3]

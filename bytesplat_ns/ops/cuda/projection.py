@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from bytesplat_ns.ops.layout import RECORD_WIDTH, Cameras, GaussianGradients, Ga
 from bytesplat_ns.ops.nvrtc import Program
 
 from .buffers import HALTED, RECORD_STRIDE, RECORDS, Capacity, DeviceRecords, on_device
+from .optimizer import adam_constants
 
 FORWARD = Program("project.cu")
 BACKWARD = Program("project_backward.cu")
@@ -83,6 +86,39 @@ def project_backward(
     outputs = [(parameters[name], gradient, None, 0.0) for name, gradient in gradients.items()]
     _project_backward(gaussians, cameras, settings, records, rows, outputs, viewmats, (0.0,) * 4)
     return GaussianGradients(**gradients, viewmats=viewmats)
+
+
+def project_backward_adam(
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    rates: Mapping[str, float],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-15,
+    step: int,
+    viewmats: Tensor | None = None,
+) -> None:
+    """``project_backward`` and a step of ``adam`` of all six parameters in one: gradients never reach memory.
+
+    Args:
+        moments: exp_avg and exp_avg_sq of each parameter, updated in place as the parameters are.
+        rates: learning rate of each parameter.
+        step: number of this step, from 1.
+        viewmats: [V, 4, 4] where to add the gradients of the poses, if they are wanted.
+    """
+    outputs = []
+    for name in Gaussians.PARAMETERS:
+        parameter = getattr(gaussians, name).detach()
+        assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (parameter, *moments[name]))
+        constants = adam_constants(rates[name], *betas, eps, step)
+        outputs.append((parameter, *moments[name], constants[2]))
+    first_rate, second_rate, _, root_correction, eps = constants
+    shared = (first_rate, second_rate, root_correction, eps)
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, viewmats, shared)
 
 
 def _project_backward(
