@@ -34,6 +34,10 @@ from .layout import (
 @cache
 def backend(device_type: str) -> ModuleType:
     """The module that runs the stages on a type of device: compiled kernels, or else the torch reference."""
+    if device_type == "cuda":
+        from . import cuda
+
+        return cuda
     if device_type == "cpu":
         from . import cpu
 

@@ -11,6 +11,7 @@ from cases import PHOTOS, ball, look
 from oracle import photo_inputs
 
 from bytesplat_ns import ops
+from bytesplat_ns.ops import cpu, cuda
 from bytesplat_ns.ops.layout import Gaussians, ImageGradients, RenderSettings
 
 
@@ -83,7 +84,6 @@ def test_autocast_changes_nothing() -> None:
 def test_the_reference_stands_in_with_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cpu = pytest.importorskip("bytesplat_ns.ops.cpu")
     ops.backend.cache_clear()
     monkeypatch.setattr(cpu, "available", lambda: False)
     parameter = torch.ones(3)
@@ -94,7 +94,7 @@ def test_the_reference_stands_in_with_one_clear_line(
 
 
 def test_compiled_kernels_are_used_where_they_are_built() -> None:
-    cpu = pytest.importorskip("bytesplat_ns.ops.cpu")
+    assert ops.backend("cuda") is cuda
     if not cpu.available():
         pytest.skip("the CPU library is not built")
     assert ops.backend("cpu") is cpu

@@ -14,7 +14,7 @@ from bytesplat_ns.ops.layout import ABSGRAD, CONIC, MEAN2D, Cameras, Gaussians, 
 
 FOLDER = Path(__file__).parents[1] / "golden"
 
-TOLERANCE = {"needles": 20.0}
+SLACK = {"needles": 20.0}
 """gsplat forms the determinant of a 2D covariance as a c - b^2, which loses most digits of a needle's."""
 
 IMAGE = 1e-5
@@ -46,7 +46,7 @@ def test_golden(backend: Backend, name: str) -> None:
     sizes = torch.tensor([[width, height]] * views, dtype=torch.int32)
     cameras = Cameras(golden["viewmats"], intrinsics, sizes, width, height)
     background = golden["background"][:, None, None]
-    slack = TOLERANCE.get(name, 1.0)
+    slack = SLACK.get(name, 1.0)
 
     def close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
         return bool((value - expected).norm() <= slack * tolerance * expected.norm())
