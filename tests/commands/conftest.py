@@ -1,0 +1,54 @@
+"""A small capture, a run of ``ns-train`` on it, and that run's pipeline: each made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from commands import SAVE_EVERY, STEPS, Run, Terminal, arguments
+
+from bytesplat_ns.demo.capture import Capture, write_capture
+
+if TYPE_CHECKING:
+    from bytesplat_ns.pipeline import ByteSplatPipeline
+
+
+@pytest.fixture(scope="session")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Terminal:
+    return Terminal(tmp_path_factory.mktemp("terminal"))
+
+
+@pytest.fixture(scope="session")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nerfstudio folder of 12 photos, 96 x 72 pixels: large enough for LPIPS at full resolution, and for SSIM's
+    window at the quarter resolution of the first steps. Photos 0, 4 and 8 are held out."""
+    folder = tmp_path_factory.mktemp("capture")
+    write_capture(folder, Capture(views=12, width=96, height=72, supersample=2, points=1500, workers=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(terminal: Terminal, capture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
+    """A run of ``ns-train`` that kept three checkpoints, and what it printed."""
+    output = tmp_path_factory.mktemp("trained")
+    keep = "--steps-per-save", str(SAVE_EVERY), "--save-only-latest-checkpoint", "False"
+    printed = terminal.run("ns-train", *arguments(capture, output, *keep, steps=STEPS))
+    return Run(output / "scene/bytesplat/run"), printed
+
+
+@pytest.fixture(scope="session")
+def pipeline(trained: tuple[Run, str]) -> ByteSplatPipeline:
+    """The trained model and its data, loaded as nerfstudio's tools do."""
+    from nerfstudio.utils.eval_utils import eval_setup
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        return eval_setup(trained[0].config)[1]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nerfstudio's tools take a GPU where there is one; these tests are of the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,0 +1,215 @@
+"""Options of the command line: each is accepted, and does something to a short run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import Run, train
+from PIL import Image
+
+STEPS = 12
+"""Enough for scale regularization, which acts every ten images."""
+
+FULL_SIZE = "--pipeline.model.num-downscales", "0"
+
+
+def gaussians(run: Run, step: int = STEPS - 1) -> dict[str, torch.Tensor]:
+    """The parameters after a step."""
+    prefix = "_model.gauss_params."
+    model = run.checkpoint(step)["pipeline"]
+    return {key.removeprefix(prefix): value for key, value in model.items() if key.startswith(prefix)}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.fixture(scope="module")
+def plain(capture, tmp_path_factory) -> Run:
+    """A run with default options."""
+    return train(capture, tmp_path_factory.mktemp("plain"), steps=STEPS)
+
+
+def test_help_lists_our_options(capsys):
+    import tyro
+    from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
+
+    with pytest.raises(SystemExit) as end:
+        tyro.cli(AnnotatedBaseConfigUnion, args=["bytesplat", "--help"])
+    assert end.value.code == 0
+    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    for option in (
+        "--pipeline.model.max-gaussians",
+        "--pipeline.model.schedule-length",
+        "--pipeline.datamanager.views-per-round",
+        "--pipeline.datamanager.image-cache-gib",
+    ):
+        assert option in printed
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--mixed-precision", "True"), "--mixed-precision"),
+        (("--use-grad-scaler", "True"), "--use-grad-scaler"),
+        (("--gradient-accumulation-steps", "means", "4"), "--pipeline.datamanager.views-per-round"),
+        (("--log-gradients", "True"), "--log-gradients"),
+        (("--optimizers.means.optimizer.max-norm", "1.0"), "max-norm"),
+        (("--pipeline.model.max-gaussians", "0"), "max-gaussians is 0"),
+        (("--pipeline.model.schedule-length", "-5"), "schedule-length"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message, capture, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(capture, tmp_path, *options, steps=STEPS)
+
+
+def test_rounds_of_three_views(capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.datamanager.views-per-round", "3", steps=15)
+    assert [line["images"] for line in run.metrics() if "loss" in line] == [3, 6, 9, 12, 15]
+    assert run.checkpoint(4)["pipeline"]["_model._extra_state"]["images_seen"] == 15
+
+
+def test_camera_optimizer_moves_the_poses(capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.model.camera-optimizer.mode", "SO3xR3", steps=STEPS)
+    checkpoint = run.checkpoint(STEPS - 1)
+    assert checkpoint["pipeline"]["_model.camera_optimizer.pose_adjustment"].abs().amax(dim=1).gt(0).all()
+    assert checkpoint["optimizers"]["camera_opt"]["state"], "its moments are kept for resuming"
+
+
+def test_bilateral_grids_take_up_the_photos_exposure(capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.model.use-bilateral-grid", "True", steps=STEPS)
+    checkpoint = run.checkpoint(STEPS - 1)
+    grids = checkpoint["pipeline"]["_model.bil_grids.grids"]
+    identity = torch.eye(3, 4).reshape(12, 1, 1, 1)
+    assert (grids - identity).abs().flatten(1).amax(dim=1).gt(1e-4).all(), "one for each photo"
+    assert checkpoint["optimizers"]["bilateral_grid"]["state"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--pipeline.model.rasterize-mode", "antialiased"),
+        ("--pipeline.model.use-scale-regularization", "True", "--pipeline.model.max-gauss-ratio", "1.0"),
+        ("--pipeline.model.ssim-lambda", "0.5"),
+        ("--pipeline.model.background-color", "white"),
+        FULL_SIZE,
+    ],
+)
+def test_an_option_changes_the_result(options, plain, capture, tmp_path):
+    changed = gaussians(train(capture, tmp_path, *options, steps=STEPS))
+    assert all(value.isfinite().all() for value in changed.values())
+    assert not equal(changed, gaussians(plain))
+
+
+def test_random_initialization(capture, tmp_path):
+    options = "--pipeline.model.random-init", "True", "--pipeline.model.num-random", "700"
+    run = train(capture, tmp_path, *options, steps=STEPS)
+    assert run.metrics()[0]["gaussians"] == 700
+
+
+def test_the_number_of_gaussians_stays_within_its_limit(capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.model.max-gaussians", "1600", steps=40)
+    counts = [line["gaussians"] for line in run.metrics() if "gaussians" in line]
+    assert counts[0] == 1500 and max(counts) == 1600
+
+
+def test_spherical_harmonics_of_degree_one(capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.model.sh-degree", "1", steps=STEPS)
+    assert gaussians(run)["features_rest"].shape[1:] == (3, 3)
+
+
+def test_color_corrected_metrics(capture, tmp_path):
+    from nerfstudio.scripts.eval import ComputePSNR
+
+    run = train(capture, tmp_path, "--pipeline.model.color-corrected-metrics", "True", steps=STEPS)
+    ComputePSNR(run.config, tmp_path / "metrics.json").main()
+    results = json.loads((tmp_path / "metrics.json").read_text())["results"]
+    assert results["cc_psnr"] > results["psnr"], "the correction is a least-squares fit to the photo"
+
+
+# Photos of which a part does not count ------------------------------------------------------------------------------
+
+
+def variant(capture: Path, output: Path, change: Callable[[dict[str, Any], np.ndarray], np.ndarray]) -> Path:
+    """A copy of the capture whose frames and photos (uint8 [H, W, 3]) went through ``change``."""
+    shutil.copytree(capture, output)
+    transforms = json.loads((output / "transforms.json").read_text())
+    for frame in transforms["frames"]:
+        path = output / frame["file_path"]
+        Image.fromarray(change(frame, np.asarray(Image.open(path)))).save(path)
+    (output / "transforms.json").write_text(json.dumps(transforms))
+    return output
+
+
+def paint(photo: np.ndarray) -> np.ndarray:
+    """The photo with a magenta left third."""
+    painted = photo.copy()
+    painted[:, : photo.shape[1] // 3, :3] = 255, 0, 255
+    return painted
+
+
+def test_masked_pixels_do_not_matter(capture, tmp_path):
+    keep = np.full((72, 96), 255, np.uint8)
+    keep[:, :32] = 0
+
+    def masked(frame, photo):
+        frame["mask_path"] = "mask.png"
+        return photo
+
+    folders = [
+        variant(capture, tmp_path / "clean", masked),
+        variant(capture, tmp_path / "painted", lambda frame, photo: paint(masked(frame, photo))),
+        variant(capture, tmp_path / "unmasked", lambda frame, photo: paint(photo)),
+    ]
+    for folder in folders:
+        Image.fromarray(keep).save(folder / "mask.png")
+    # At full size: reducing a photo mixes the colours of neighbours.
+    runs = [train(folder, tmp_path / f"{folder.name} run", *FULL_SIZE, steps=STEPS) for folder in folders]
+    clean, painted, unmasked = map(gaussians, runs)
+    assert equal(clean, painted)
+    assert not equal(clean, unmasked)
+
+
+def test_transparent_pixels_show_the_background(capture, tmp_path):
+    def cut_out(frame, photo):
+        alpha = np.full((*photo.shape[:2], 1), 255, np.uint8)
+        alpha[:, :32] = 0
+        return np.concatenate([photo, alpha], axis=2)
+
+    def white(frame, photo):
+        whitened = photo.copy()
+        whitened[:, :32] = 255
+        return whitened
+
+    options = *FULL_SIZE, "--pipeline.model.background-color", "white"
+    clear, painted, opaque = (
+        train(variant(capture, tmp_path / name, change), tmp_path / f"{name} run", *options, steps=STEPS)
+        for name, change in {
+            "clear": cut_out,
+            "painted": lambda frame, photo: cut_out(frame, paint(photo)),
+            "opaque": white,
+        }.items()
+    )
+    assert equal(gaussians(clear), gaussians(painted)), "the colour of a transparent pixel does not matter"
+    losses = [[line["loss"] for line in run.metrics() if "loss" in line] for run in (clear, opaque)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "on white, transparent is white"
+
+
+# Real photos --------------------------------------------------------------------------------------------------------
+
+
+def test_real_photos(test_data, tmp_path):
+    run = train(test_data / "fox_tiny", tmp_path, *FULL_SIZE, steps=30)
+    losses = [line["loss"] for line in run.metrics() if "loss" in line]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    (held_out,) = (line for line in run.metrics() if "eval_psnr" in line)
+    assert held_out["eval_psnr"] > 8 and run.metrics()[0]["gaussians"] == 3000, "of 4000 points"
