@@ -36,18 +36,18 @@ __all__ = [
     "rasterize_backward",
 ]
 
-# Structures of csrc/cpu, their fields in the same order ----------------------------------------------------------------
+# Structures of csrc/cpu, their fields in the same order ---------------------------------------------------------------
 
 
 class _ProjectInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_int64, "count"),
         *members(c_void_p, "means", "quats", "scales", "opacities", "features_dc", "features_rest", "ids"),
         *members(c_int, "stored_functions", "views"),
         *members(c_void_p, "viewmats", "intrinsics", "sizes"),
         *members(c_int, "sh_degree", "antialiased"),
         *members(c_float, "near_plane", "far_plane", "dilation"),
-    ]
+    )
 
 
 class _RecordOutput(Structure):
@@ -55,11 +55,11 @@ class _RecordOutput(Structure):
 
 
 class _RecordInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_void_p, "table", "gaussian", "view", "rows"),
         *members(c_int64, "count"),
         *members(c_int, "row_width"),
-    ]
+    )
 
 
 class _GradientOutput(Structure):
@@ -67,39 +67,39 @@ class _GradientOutput(Structure):
 
 
 class _BinInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_int, "width", "height"),
         *members(c_void_p, "sizes", "table", "view", "ids"),
         *members(c_int64, "record_count"),
-    ]
+    )
 
 
 class _RasterInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_int, "views", "width", "height"),
         *members(c_void_p, "sizes", "table"),
         *members(c_int64, "record_count"),
         *members(c_void_p, "offsets", "records", "interval"),
         *members(c_int, "stop"),
-    ]
+    )
 
 
 class _BackwardInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_void_p, "pair", "pair_offsets", "rgb", "depth", "transmittance"),
         *members(c_void_p, "d_rgb", "d_depth", "d_transmittance"),
         *members(c_int, "statistics"),
-    ]
+    )
 
 
 class _LossInput(Structure):
-    _fields_ = [
+    _fields_ = (
         *members(c_int, "views", "width", "height"),
         *members(c_void_p, "sizes", "rgb", "transmittance", "target"),
         *members(c_int, "target_is_uint8", "target_channels"),
         *members(c_void_p, "background", "mask"),
         *members(c_float, "ssim_lambda"),
-    ]
+    )
 
 
 class _LossOutput(Structure):

@@ -13,10 +13,10 @@
 
 namespace bytesplat {
 
-// sigma of the Gaussian at offset (dx, dy) from its mean, in terms that are constant along a row of pixels:
-// across = a dx^2 / 2, slope = b dx. Explicit fma: the compiler must not round the two directions differently.
-template <class T> BS_HD inline T blend_sigma(T across, T slope, T half_c, T dy) {
-    return fma(dy, fma(half_c, dy, slope), across);
+// sigma of the Gaussian at offset (dx, dy) from its mean, for the conic [[a, b], [b, c]]. Explicit fma: the compiler must
+// not round the two directions differently.
+template <class T> BS_HD inline T blend_sigma(T half_a, T b, T half_c, T dx, T dy) {
+    return fma(dx, fma(half_a, dx, b * dy), half_c * dy * dy);
 }
 
 // Opacity before clamping, exp(-sigma) being `visibility`, to the one that is blended: clamped, or zero if too faint.
@@ -28,6 +28,7 @@ template <class T> BS_HD inline T blend_alpha(T opacity, T visibility) {
 template <class T> struct Contribution {
     T alpha;   // zero where the Gaussian adds nothing to the pixel
     T weight;  // alpha T
+    T passed;  // 1 - alpha, whether added or not
 };
 
 // One step of a pixel. `transmittance` is positive while the pixel is live and is updated; a pixel that stops keeps its
@@ -35,16 +36,17 @@ template <class T> struct Contribution {
 // changed by further steps. alpha = 0 is a step without effect.
 template <StopRule STOP, class T> BS_HD inline Contribution<T> blend_step(T alpha, T& transmittance) {
     const T before = transmittance;
-    const T after = before * (1.0f - alpha);
+    const T passed = 1.0f - alpha;
+    const T after = before * passed;
     const auto stays = after > TRANSMITTANCE_MIN;  // never true of a stopped pixel: its transmittance is negative
     if constexpr (STOP == StopRule::drop) {
         const T blended = stays ? alpha : T{};
         transmittance = stays ? after : smaller(before, -before);
-        return {blended, blended * before};
+        return {blended, blended * before, passed};
     } else {
         const T blended = before > T{} ? alpha : T{};
         transmittance = stays ? after : smaller(before, -after);
-        return {blended, blended * before};
+        return {blended, blended * before, passed};
     }
 }
 
@@ -53,7 +55,7 @@ template <StopRule STOP, class T> BS_HD inline Contribution<T> blend_step(T alph
 template <class T>
 BS_HD inline T blend_alpha_gradient(const Contribution<T>& contribution, T before, T scalar, T& rest) {
     rest = fma(-contribution.weight, scalar, rest);
-    return before * scalar - rest / (1.0f - contribution.alpha);
+    return before * scalar - rest * (1.0f / contribution.passed);
 }
 
 // dL/d(-sigma) = alpha dL/dalpha; zero where alpha is clamped. Everything a Gaussian's shape receives is a moment of it:

@@ -29,14 +29,9 @@ template <class T> BS_HD inline void ellipse_half_extent(T a, T b, T c, T thresh
 // the box holds the mean both candidates are the mean itself.
 template <class T> BS_HD inline T box_sigma(T a, T b, T c, T x0, T x1, T y0, T y1) {
     const T edge_x = clamp(T{}, x0, x1), edge_y = clamp(T{}, y0, y1);
-    const T on_vertical = ellipse_sigma(a, b, c, edge_x, clamp(-b * edge_x / c, y0, y1));
-    const T on_horizontal = ellipse_sigma(a, b, c, clamp(-b * edge_y / a, x0, x1), edge_y);
+    const T on_vertical = ellipse_sigma(a, b, c, edge_x, clamp(-b / c * edge_x, y0, y1));
+    const T on_horizontal = ellipse_sigma(a, b, c, clamp(-b / a * edge_y, x0, x1), edge_y);
     return smaller(on_vertical, on_horizontal);
-}
-
-// Least sigma over the segment [x0, x1] at height dy, offsets from the mean.
-template <class T> BS_HD inline T row_sigma(T a, T b, T c, T x0, T x1, T dy) {
-    return ellipse_sigma(a, b, c, clamp(-b * dy / a, x0, x1), dy);
 }
 
 }  // namespace bytesplat

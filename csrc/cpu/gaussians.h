@@ -1,7 +1,7 @@
 // What the projection stages read: the trained Gaussians, the round's cameras and the settings.
 #pragma once
 
-#include <cstdint>
+#include "lanes.h"
 
 #include "../common/projection.h"
 #include "../common/sh.h"
@@ -33,13 +33,17 @@ struct ProjectInput {
         return load_camera(viewmats + 16 * view, intrinsics + 4 * view, sizes + 2 * view);
     }
 
-    Shape<float> shape(int64_t i) const {
-        Shape<float> shape;
-        for (int k = 0; k < 3; ++k) shape.mean[k] = means[3 * i + k];
-        for (int k = 0; k < 4; ++k) shape.quat[k] = quats[4 * i + k];
-        for (int k = 0; k < 3; ++k) shape.scale[k] = scales[3 * i + k];
-        shape.opacity = opacities[i];
-        return shape;
+    // Shapes of LANES Gaussians, that of lane l being Gaussian index(l).
+    template <class Index> Shape<Floats> shapes(Index index) const {
+        Shape<Floats> result;
+        for (int lane = 0; lane < LANES; ++lane) {
+            const int64_t i = index(lane);
+            for (int k = 0; k < 3; ++k) result.mean[k][lane] = means[3 * i + k];
+            for (int k = 0; k < 4; ++k) result.quat[k][lane] = quats[4 * i + k];
+            for (int k = 0; k < 3; ++k) result.scale[k][lane] = scales[3 * i + k];
+            result.opacity[lane] = opacities[i];
+        }
+        return result;
     }
 
     // Spherical harmonics in use: those asked for, as far as they are stored.

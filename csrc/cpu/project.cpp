@@ -22,41 +22,46 @@ struct RecordOutput {
     }
 };
 
-// Colour of a Gaussian seen along `direction`; false when it is not finite.
-bool colour(const ProjectInput& in, int64_t i, const float direction[3], float rgb[3]) {
-    float basis[SH_FUNCTIONS_MAX];
-    sh_basis(in.sh_degree, direction[0], direction[1], direction[2], basis);
+// Colour of a Gaussian, given the spherical harmonics in its direction; false when it is not finite.
+bool colour(const ProjectInput& in, int64_t i, const Floats basis[SH_FUNCTIONS_MAX], int lane, float rgb[3]) {
     const float* rest = in.rest(i);
-    for (int c = 0; c < 3; ++c) rgb[c] = 0.5f + basis[0] * in.features_dc[3 * i + c];
+    for (int c = 0; c < 3; ++c) rgb[c] = 0.5f + basis[0][lane] * in.features_dc[3 * i + c];
     for (int k = 1; k < in.functions(); ++k)
-        for (int c = 0; c < 3; ++c) rgb[c] += basis[k] * rest[3 * (k - 1) + c];
+        for (int c = 0; c < 3; ++c) rgb[c] += basis[k][lane] * rest[3 * (k - 1) + c];
     const bool finite = is_finite(rgb[0] + rgb[1] + rgb[2]);
     for (int c = 0; c < 3; ++c) rgb[c] = larger(rgb[c], 0.0f);
     return finite;
 }
 
-// Writes the pair's record at `row`; false when it has none.
-bool project_pair(const ProjectInput& in, const Camera<float>& camera, const float centre[3], int view, int64_t i,
-                  const RecordOutput& out, int64_t row) {
-    const Shape<float> shape = in.shape(i);
-    float mean[3];
-    camera_mean(camera, shape.mean, mean);
-    if (!(mean[2] > in.near_plane && mean[2] < in.far_plane)) return false;  // spares the rest of the work
-    const Projection<float> p = project_shape(shape, camera, in.dilation, in.antialiased != 0);
-    if (!projection_visible(p, camera, in.near_plane, in.far_plane)) return false;
-    float* record = out.table + RECORD_WIDTH * row;
-    float direction[3];
-    view_direction(shape.mean, centre, direction);
-    if (!colour(in, i, direction, record + RGB)) return false;
-    std::copy_n(p.mean2d, 2, record + MEAN2D);
-    std::copy_n(p.conic, 3, record + CONIC);
-    record[OPACITY] = p.opacity;
-    record[DEPTH] = p.mean[2];
-    out.gaussian[row] = int32_t(i);
-    out.view[row] = view;
-    out.radius[row] = p.radius;
-    out.ids[row] = in.ids[i];
-    return true;
+// Writes the records of Gaussians [first, last), at most LANES of them, from row `row` on. Returns the row behind them.
+int64_t project_lanes(const ProjectInput& in, const Camera<float>& camera, int view, int64_t first, int64_t last,
+                      const RecordOutput& out, int64_t row) {
+    const Camera<Floats> cameras = spread(camera);
+    const Shape<Floats> shapes = in.shapes([=](int lane) { return std::min(first + lane, last - 1); });
+    const Projection<Floats> projections =
+        project_shape(shapes, cameras, broadcast<Floats>(in.dilation), in.antialiased != 0);
+    Floats centre[3], direction[3], basis[SH_FUNCTIONS_MAX];
+    camera_centre(cameras, centre);
+    view_direction(shapes.mean, centre, direction);
+    sh_basis(in.sh_degree, direction[0], direction[1], direction[2], basis);
+
+    for (int64_t i = first; i < last; ++i) {
+        const int lane = int(i - first);
+        const Projection<float> p = get_lane(projections, lane);
+        float* record = out.table + RECORD_WIDTH * row;
+        if (!projection_visible(p, camera, in.near_plane, in.far_plane)) continue;
+        if (!colour(in, i, basis, lane, record + RGB)) continue;
+        std::copy_n(p.mean2d, 2, record + MEAN2D);
+        std::copy_n(p.conic, 3, record + CONIC);
+        record[OPACITY] = p.opacity;
+        record[DEPTH] = p.mean[2];
+        out.gaussian[row] = int32_t(i);
+        out.view[row] = view;
+        out.radius[row] = p.radius;
+        out.ids[row] = in.ids[i];
+        ++row;
+    }
+    return row;
 }
 
 }  // namespace
@@ -73,11 +78,10 @@ extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const 
     for (int64_t block = 0; block < in->views * blocks; ++block) {
         const int view = int(block / blocks);
         const Camera<float> camera = in->camera(view);
-        float centre[3];
-        camera_centre(camera, centre);
         const int64_t first = block % blocks * BLOCK, last = std::min(first + BLOCK, in->count);
         int64_t row = view * in->count + first;
-        for (int64_t i = first; i < last; ++i) row += project_pair(*in, camera, centre, view, i, *out, row);
+        for (int64_t i = first; i < last; i += LANES)
+            row = project_lanes(*in, camera, view, i, std::min(i + LANES, last), *out, row);
         records[block] = row - (view * in->count + first);
     }
 

@@ -29,44 +29,62 @@ struct GradientOutput {
     float* viewmats;       // [V, 4, 4]
 };
 
-using PoseGradient = double[3][4];
+// Adds the gradients of records [first, last), at most LANES of one view, to the outputs and to dL/d[R | t].
+void backward_lanes(const ProjectInput& in, const RecordInput& records, const Camera<Floats>& camera, int64_t first,
+                    int64_t last, const GradientOutput& out, Floats pose[3][4]) {
+    // Phase 1: rows and shapes into lanes. Lanes to spare repeat the last record with zero gradient.
+    RecordGradient<Floats> g{};
+    Floats d_rgb[3] = {};
+    for (int64_t record = first; record < last; ++record) {
+        const float* row = records.rows + records.row_width * record;
+        const int lane = int(record - first);
+        for (int k = 0; k < 2; ++k) g.mean2d[k][lane] = row[MEAN2D + k];
+        for (int k = 0; k < 3; ++k) g.conic[k][lane] = row[CONIC + k];
+        g.opacity[lane] = row[OPACITY];
+        g.depth[lane] = row[DEPTH];
+        const float* rgb = records.table + RECORD_WIDTH * record + RGB;
+        for (int c = 0; c < 3; ++c) d_rgb[c][lane] = rgb[c] > 0.0f ? row[RGB + c] : 0.0f;  // clamped: nothing passes
+    }
+    const Shape<Floats> shapes =
+        in.shapes([&](int lane) { return records.gaussian[std::min(first + lane, last - 1)]; });
 
-void record_backward(const ProjectInput& in, const Camera<float>& camera, const float centre[3], int64_t i,
-                     const float* record, const float* row, const GradientOutput& out, PoseGradient& pose) {
-    // Phase 1: shape.
-    const Shape<float> shape = in.shape(i);
-    const Projection<float> p = project_shape(shape, camera, in.dilation, in.antialiased != 0);
-    const RecordGradient<float> g{{row[MEAN2D], row[MEAN2D + 1]},
-                                  {row[CONIC], row[CONIC + 1], row[CONIC + 2]},
-                                  row[OPACITY],
-                                  row[DEPTH]};
-    Shape<float> d_shape{};
-    float d_viewmat[3][4] = {};
-    project_shape_backward(shape, camera, p, in.antialiased != 0, g, d_shape, d_viewmat);
+    // Phase 2: shape.
+    const Projection<Floats> p =
+        project_shape(shapes, camera, broadcast<Floats>(in.dilation), in.antialiased != 0);
+    Shape<Floats> d_shapes{};
+    project_shape_backward(shapes, camera, p, in.antialiased != 0, g, d_shapes, pose);
 
-    // Phase 2: colour. A channel clamped at zero passes nothing on.
-    float d_rgb[3], direction[3], basis[SH_FUNCTIONS_MAX], weights[SH_FUNCTIONS_MAX], d_direction[3];
-    for (int c = 0; c < 3; ++c) d_rgb[c] = record[RGB + c] > 0.0f ? row[RGB + c] : 0.0f;
-    const float inverse_distance = view_direction(shape.mean, centre, direction);
+    // Phase 3: colour. Coefficients are read and their gradients written here, Gaussian by Gaussian.
+    Floats centre[3], direction[3], basis[SH_FUNCTIONS_MAX], weights[SH_FUNCTIONS_MAX] = {}, d_direction[3];
+    camera_centre(camera, centre);
+    const Floats inverse_distance = view_direction(shapes.mean, centre, direction);
     sh_basis(in.sh_degree, direction[0], direction[1], direction[2], basis);
-    std::fill_n(weights, SH_FUNCTIONS_MAX, 0.0f);  // what is not stored counts as zero
-    const float* rest = in.rest(i);
-    float* d_rest = out.features_rest + (rest - in.features_rest);
-    for (int c = 0; c < 3; ++c) out.features_dc[3 * i + c] += basis[0] * d_rgb[c];
-    for (int k = 1; k < in.functions(); ++k)
-        for (int c = 0; c < 3; ++c) {
-            weights[k] += rest[3 * (k - 1) + c] * d_rgb[c];
-            d_rest[3 * (k - 1) + c] += basis[k] * d_rgb[c];
+    for (int64_t record = first; record < last; ++record) {
+        const int64_t i = records.gaussian[record];
+        const int lane = int(record - first);
+        const float* rest = in.rest(i);
+        float* d_rest = out.features_rest + (rest - in.features_rest);
+        for (int c = 0; c < 3; ++c) out.features_dc[3 * i + c] += basis[0][lane] * d_rgb[c][lane];
+        for (int k = 1; k < in.functions(); ++k) {
+            float weight = 0.0f;
+            for (int c = 0; c < 3; ++c) {
+                weight += rest[3 * (k - 1) + c] * d_rgb[c][lane];
+                d_rest[3 * (k - 1) + c] += basis[k][lane] * d_rgb[c][lane];
+            }
+            weights[k][lane] = weight;
         }
+    }
     sh_direction_gradient(in.sh_degree, direction[0], direction[1], direction[2], weights, d_direction);
-    view_direction_backward(camera, centre, direction, inverse_distance, d_direction, d_shape.mean, d_viewmat);
+    view_direction_backward(camera, centre, direction, inverse_distance, d_direction, d_shapes.mean, pose);
 
-    for (int k = 0; k < 3; ++k) out.means[3 * i + k] += d_shape.mean[k];
-    for (int k = 0; k < 4; ++k) out.quats[4 * i + k] += d_shape.quat[k];
-    for (int k = 0; k < 3; ++k) out.scales[3 * i + k] += d_shape.scale[k];
-    out.opacities[i] += d_shape.opacity;
-    for (int k = 0; k < 3; ++k)
-        for (int j = 0; j < 4; ++j) pose[k][j] += double(d_viewmat[k][j]);
+    for (int64_t record = first; record < last; ++record) {
+        const int64_t i = records.gaussian[record];
+        const int lane = int(record - first);
+        for (int k = 0; k < 3; ++k) out.means[3 * i + k] += d_shapes.mean[k][lane];
+        for (int k = 0; k < 4; ++k) out.quats[4 * i + k] += d_shapes.quat[k][lane];
+        for (int k = 0; k < 3; ++k) out.scales[3 * i + k] += d_shapes.scale[k][lane];
+        out.opacities[i] += d_shapes.opacity[lane];
+    }
 }
 
 }  // namespace
@@ -83,10 +101,7 @@ extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, 
     for (int64_t view = 0; view <= views; ++view)
         view_begin[view] = std::lower_bound(records->view, records->view + records->count, int32_t(view)) - records->view;
 
-    struct Pose {
-        PoseGradient gradient;
-    };
-    std::vector<Pose> poses(blocks * views);
+    std::vector<double> poses(blocks * views * 12);  // dL/d[R | t] of each block and view
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
     for (int64_t block = 0; block < blocks; ++block) {
         const int64_t first = block * BLOCK, last = std::min(first + BLOCK, in->count);
@@ -96,24 +111,28 @@ extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, 
         zero(out->means, 3), zero(out->quats, 4), zero(out->scales, 3), zero(out->opacities, 1);
         zero(out->features_dc, 3), zero(out->features_rest, 3 * (in->stored_functions - 1));
         for (int view = 0; view < views; ++view) {
-            const Camera<float> camera = in->camera(view);
-            float centre[3];
-            camera_centre(camera, centre);
-            const int32_t* view_end = records->gaussian + view_begin[view + 1];
-            const int32_t* gaussian = std::lower_bound(records->gaussian + view_begin[view], view_end, int32_t(first));
-            for (; gaussian < view_end && *gaussian < last; ++gaussian) {
-                const int64_t record = gaussian - records->gaussian;
-                record_backward(*in, camera, centre, *gaussian, records->table + RECORD_WIDTH * record,
-                                records->rows + records->row_width * record, *out, poses[block * views + view].gradient);
-            }
+            const auto record_of = [&](int64_t i) {  // first record of this view from Gaussian i on
+                const int32_t *begin = records->gaussian + view_begin[view], *end = records->gaussian + view_begin[view + 1];
+                return std::lower_bound(begin, end, int32_t(i)) - records->gaussian;
+            };
+            const Camera<Floats> camera = spread(in->camera(view));
+            Floats pose[3][4] = {};
+            const int64_t end = record_of(last);
+            for (int64_t record = record_of(first); record < end; record += LANES)
+                backward_lanes(*in, *records, camera, record, std::min(record + LANES, end), *out, pose);
+            for (int k = 0; k < 12; ++k)
+                for (int lane = 0; lane < LANES; ++lane)
+                    poses[(block * views + view) * 12 + k] += double(pose[k / 4][k % 4][lane]);
         }
     }
 
-    for (int64_t view = 0; view < views; ++view)
-        for (int k = 0; k < 4; ++k)
-            for (int j = 0; j < 4; ++j) {
-                double sum = 0.0;
-                for (int64_t block = 0; k < 3 && block < blocks; ++block) sum += poses[block * views + view].gradient[k][j];
-                out->viewmats[16 * view + 4 * k + j] = float(sum);
-            }
+    for (int64_t view = 0; view < views; ++view) {
+        float* viewmat = out->viewmats + 16 * view;
+        std::fill_n(viewmat + 12, 4, 0.0f);
+        for (int k = 0; k < 12; ++k) {
+            double sum = 0.0;
+            for (int64_t block = 0; block < blocks; ++block) sum += poses[(block * views + view) * 12 + k];
+            viewmat[k] = float(sum);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 // Stage rasterize: blends each tile's list into its pixels, front to back.
 #include "specialise.h"
-#include "strip.h"
+#include "tile.h"
 
 namespace bytesplat {
 namespace {
@@ -12,32 +12,29 @@ struct Image {
 };
 
 template <StopRule STOP, bool INTERVAL>
-void rasterize_strip(const RasterInput& in, const std::vector<float>& thresholds, const Strip& strip, const Image& out) {
-    StripState state(in, strip);
-    Floats sums[TILE][4] = {};  // red, green, blue, depth
+void rasterize_tile(const RasterInput& in, const std::vector<float>& thresholds, const Tile& tile, const Image& out) {
+    TileState state(in, tile);
+    Floats sums[BLOCKS][4] = {};  // red, green, blue, depth
 
-    walk(in, thresholds, strip, state, [&](int64_t, const Splat& splat, uint32_t rows) {
+    walk(in, thresholds, tile, state, [&](int64_t, const Splat& splat, uint64_t blocks) {
         const float* colour = splat.record + RGB;
         const float z = splat.record[DEPTH];
-        for (; rows != 0; rows &= rows - 1) {
-            const int row = __builtin_ctz(rows);
-            const Floats alpha = state.alpha<INTERVAL>(splat, splat.visibility(splat.dy(row)), row);
-            const Floats weight = blend_step<STOP>(alpha, state.transmittance[row]).weight;
-            Floats* sum = sums[row];
+        for (; blocks != 0; blocks &= blocks - 1) {
+            const int block = __builtin_ctzll(blocks);
+            const Floats visibility = splat.visibility(splat.dx(block), splat.dy(block));
+            const Floats alpha = state.alpha<INTERVAL>(splat, visibility, block);
+            const Floats weight = blend_step<STOP>(alpha, state.transmittance[block]).weight;
+            Floats* sum = sums[block];
             for (int channel = 0; channel < 3; ++channel) sum[channel] += weight * colour[channel];
             sum[3] += weight * z;
         }
     });
 
-    for (int row = 0; row < strip.rows; ++row) {
-        const int64_t first = strip.first_pixel + int64_t(row) * in.width;
-        for (int lane = 0; lane < strip.columns; ++lane) {
-            for (int channel = 0; channel < 3; ++channel)
-                out.rgb[3 * (first + lane) + channel] = sums[row][channel][lane];
-            out.depth[first + lane] = sums[row][3][lane];
-            out.transmittance[first + lane] = std::fabs(state.transmittance[row][lane]);
-        }
-    }
+    tile.visit_pixels(tile.columns, tile.rows, [&](int block, int lane, int64_t pixel) {
+        for (int channel = 0; channel < 3; ++channel) out.rgb[3 * pixel + channel] = sums[block][channel][lane];
+        out.depth[pixel] = sums[block][3][lane];
+        out.transmittance[pixel] = std::fabs(state.transmittance[block][lane]);
+    });
 }
 
 }  // namespace
@@ -52,8 +49,8 @@ extern "C" void bytesplat_rasterize(int threads, const bytesplat::RasterInput* i
         [&](auto add, auto interval) {
             constexpr StopRule STOP = add ? StopRule::add : StopRule::drop;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-            for (int64_t i = 0; i < in->tiles() * STRIPS; ++i)
-                rasterize_strip<STOP, interval>(*in, thresholds, Strip(*in, i / STRIPS, int(i % STRIPS)), out);
+            for (int64_t i = 0; i < in->tiles(); ++i)
+                rasterize_tile<STOP, interval>(*in, thresholds, Tile(*in, i), out);
         },
         StopRule(in->stop) == StopRule::add, in->interval != nullptr);
 }

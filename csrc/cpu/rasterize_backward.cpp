@@ -4,10 +4,11 @@
 // the pairs of a record in their order: no two threads ever add to the same number, so the sums do not depend on how
 // many there are.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 
 #include "specialise.h"
-#include "strip.h"
+#include "tile.h"
 
 namespace bytesplat {
 namespace {
@@ -24,92 +25,94 @@ struct BackwardInput {
     int statistics;
 };
 
-// What upstream asks of the pixels of a strip; zero outside the view.
+// What upstream asks of the pixels of a tile; zero outside the view.
 struct Upstream {
-    Floats rgb[TILE][3], depth[TILE];
-    Floats rest[TILE];  // R of blend.h: what the records still to come add to the differentiated scalar
+    Floats rgb[BLOCKS][3], depth[BLOCKS];
+    Floats rest[BLOCKS];  // R of blend.h: what the records still to come add to the differentiated scalar
 
-    Upstream(const RasterInput& in, const BackwardInput& back, const Strip& strip) : rgb{}, depth{}, rest{} {
-        for (int row = 0; row < strip.inside_rows; ++row)
-            for (int lane = 0; lane < strip.inside_columns; ++lane) {
-                const int64_t pixel = strip.first_pixel + int64_t(row) * in.width + lane;
-                float whole = 0.0f;
-                for (int channel = 0; channel < 3; ++channel) {
-                    rgb[row][channel][lane] = back.d_rgb[3 * pixel + channel];
-                    whole += back.d_rgb[3 * pixel + channel] * back.rgb[3 * pixel + channel];
-                }
-                if (back.d_depth) {
-                    depth[row][lane] = back.d_depth[pixel];
-                    whole += back.d_depth[pixel] * back.depth[pixel];
-                }
-                if (back.d_transmittance) whole += back.d_transmittance[pixel] * back.transmittance[pixel];
-                rest[row][lane] = whole;
+    Upstream(const BackwardInput& back, const Tile& tile) : rgb{}, depth{}, rest{} {
+        tile.visit_pixels(tile.inside_columns, tile.inside_rows, [&](int block, int lane, int64_t pixel) {
+            float whole = 0.0f;
+            for (int channel = 0; channel < 3; ++channel) {
+                rgb[block][channel][lane] = back.d_rgb[3 * pixel + channel];
+                whole += back.d_rgb[3 * pixel + channel] * back.rgb[3 * pixel + channel];
             }
+            if (back.d_depth) {
+                depth[block][lane] = back.d_depth[pixel];
+                whole += back.d_depth[pixel] * back.depth[pixel];
+            }
+            if (back.d_transmittance) whole += back.d_transmittance[pixel] * back.transmittance[pixel];
+            rest[block][lane] = whole;
+        });
     }
 };
 
 template <StopRule STOP, bool INTERVAL, bool D_DEPTH, bool STATISTICS>
-void strip_rows(const RasterInput& in, const BackwardInput& back, const std::vector<float>& thresholds,
-                const Strip& strip, float* pair_rows) {
+void tile_rows(const RasterInput& in, const BackwardInput& back, const std::vector<float>& thresholds, const Tile& tile,
+               float* pair_rows) {
     constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
-    StripState state(in, strip);
-    Upstream upstream(in, back, strip);
+    TileState state(in, tile);
+    Upstream upstream(back, tile);
+    for (int64_t i = in.offsets[tile.index]; i < in.offsets[tile.index + 1]; ++i)  // for records without effect
+        std::memset(pair_rows + WIDTH * back.pair[i], 0, WIDTH * sizeof(float));
 
-    walk(in, thresholds, strip, state, [&](int64_t i, const Splat& splat, uint32_t rows) {
+    walk(in, thresholds, tile, state, [&](int64_t i, const Splat& splat, uint64_t blocks) {
         const float* record = splat.record;
-        const float a = record[CONIC], b = record[CONIC + 1], c = record[CONIC + 2];
         const float* colour = record + RGB;
+        const Floats a = splat.half_a + splat.half_a, b = splat.b, c = splat.half_c + splat.half_c;
 
-        // Sums over the rows of each lane. p = dL/d(-sigma): all that depends on the mean and the conic is a moment of it.
-        Floats p0{}, p1{}, p2{};  // sum p, p dy, p dy^2
+        // Sums over the blocks, lane by lane. p = dL/d(-sigma): what depends on mean and conic is a moment of it.
+        Floats p_sum{}, p_x{}, p_y{}, p_xx{}, p_xy{}, p_yy{};
         Floats d_rgb[3] = {}, d_depth{}, abs_x{}, abs_y{}, importance{}, largest{};
-        for (; rows != 0; rows &= rows - 1) {
-            const int row = __builtin_ctz(rows);
-            const Floats dy = splat.dy(row);
-            const Floats visibility = splat.visibility(dy);
-            const Floats before = state.transmittance[row];
+        for (; blocks != 0; blocks &= blocks - 1) {
+            const int block = __builtin_ctzll(blocks);
+            const Floats dx = splat.dx(block), dy = splat.dy(block);
+            const Floats visibility = splat.visibility(dx, dy);
+            const Floats before = state.transmittance[block];
             const auto contribution =
-                blend_step<STOP>(state.alpha<INTERVAL>(splat, visibility, row), state.transmittance[row]);
-            const Floats* g = upstream.rgb[row];
+                blend_step<STOP>(state.alpha<INTERVAL>(splat, visibility, block), state.transmittance[block]);
+            const Floats* g = upstream.rgb[block];
             Floats scalar = g[0] * colour[0] + g[1] * colour[1] + g[2] * colour[2];
-            if constexpr (D_DEPTH) scalar += upstream.depth[row] * record[DEPTH];
-            const Floats d_alpha = blend_alpha_gradient(contribution, before, scalar, upstream.rest[row]);
+            if constexpr (D_DEPTH) scalar += upstream.depth[block] * record[DEPTH];
+            const Floats d_alpha = blend_alpha_gradient(contribution, before, scalar, upstream.rest[block]);
             const Floats p = blend_power_gradient(contribution.alpha, splat.opacity, visibility, d_alpha);
 
-            const Floats p_dy = p * dy;
-            p0 += p;
-            p1 += p_dy;
-            p2 += p_dy * dy;
+            const Floats p_dx = p * dx, p_dy = p * dy;
+            p_sum += p;
+            p_x += p_dx;
+            p_y += p_dy;
+            p_xx += p_dx * dx;
+            p_xy += p_dx * dy;
+            p_yy += p_dy * dy;
             for (int channel = 0; channel < 3; ++channel) d_rgb[channel] += contribution.weight * g[channel];
-            if constexpr (D_DEPTH) d_depth += contribution.weight * upstream.depth[row];
+            if constexpr (D_DEPTH) d_depth += contribution.weight * upstream.depth[block];
             if constexpr (STATISTICS) {
-                abs_x += absolute(p) * absolute(a * splat.dx + b * dy);
-                abs_y += absolute(p) * absolute(b * splat.dx + c * dy);
+                abs_x += absolute(a * p_dx + b * p_dy);
+                abs_y += absolute(b * p_dx + c * p_dy);
                 importance += contribution.weight;
                 largest = larger(largest, contribution.weight);
             }
         }
 
-        const Floats p0_dx = p0 * splat.dx;
-        Floats columns[TILE] = {a * p0_dx + b * p1,
-                                b * p0_dx + c * p1,
-                                -0.5f * p0_dx * splat.dx,
-                                -p1 * splat.dx,
-                                -0.5f * p2,
-                                p0 / splat.opacity,
-                                d_rgb[0],
-                                d_rgb[1],
-                                d_rgb[2],
-                                d_depth,
-                                abs_x,
-                                abs_y,
-                                importance};
-        float* out = pair_rows + WIDTH * back.pair[i];
-        for (int first = 0; first < TILE; first += LANES) {
+        Floats columns[16] = {a * p_x + b * p_y,
+                              b * p_x + c * p_y,
+                              -0.5f * p_xx,
+                              -p_xy,
+                              -0.5f * p_yy,
+                              p_sum * (1.0f / record[OPACITY]),
+                              d_rgb[0],
+                              d_rgb[1],
+                              d_rgb[2],
+                              d_depth,
+                              abs_x,
+                              abs_y,
+                              importance};
+        float* row = pair_rows + WIDTH * back.pair[i];
+        for (int first = 0; first < 16; first += LANES) {
             const Floats sums = lane_sums(columns + first);
-            for (int lane = 0; lane < LANES && first + lane < WIDTH; ++lane) out[first + lane] += sums[lane];
+            for (int lane = 0; lane < LANES && first + lane < WIDTH; ++lane) row[first + lane] = sums[lane];
         }
-        if constexpr (STATISTICS) out[MAX_CONTRIBUTION] = larger(out[MAX_CONTRIBUTION], lane_max(largest));
+        if constexpr (STATISTICS) row[MAX_CONTRIBUTION] = lane_max(largest);
     });
 }
 
@@ -133,12 +136,8 @@ void rasterize_backward(int threads, const RasterInput& in, const BackwardInput&
     const std::vector<float> thresholds = in.thresholds(threads);
     const std::unique_ptr<float[]> pair_rows(new float[WIDTH * in.offsets[in.tiles()]]);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t tile = 0; tile < in.tiles(); ++tile) {
-        for (int64_t i = in.offsets[tile]; i < in.offsets[tile + 1]; ++i)
-            std::fill_n(&pair_rows[WIDTH * back.pair[i]], WIDTH, 0.0f);
-        for (int strip = 0; strip < STRIPS; ++strip)
-            strip_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, thresholds, Strip(in, tile, strip), pair_rows.get());
-    }
+    for (int64_t tile = 0; tile < in.tiles(); ++tile)
+        tile_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, thresholds, Tile(in, tile), pair_rows.get());
     sum_pairs(threads, in.record_count, back.pair_offsets, pair_rows.get(), WIDTH, rows);
 }
 

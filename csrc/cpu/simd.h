@@ -13,44 +13,78 @@
 
 namespace bytesplat {
 
+// BS_NATIVE(min) is the intrinsic of that name for a whole vector of floats.
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define BS_NATIVE(operation) _mm512_##operation##_ps
 constexpr int LANES = 16;
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__)
+#define BS_NATIVE(operation) _mm256_##operation##_ps
 constexpr int LANES = 8;
 #else
+#if defined(__SSE2__)
+#define BS_NATIVE(operation) _mm_##operation##_ps
+#endif
 constexpr int LANES = 4;
 #endif
 
 typedef float Floats __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
-inline Floats fma(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
-    return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__) && defined(__FMA__)
-    return _mm256_fmadd_ps(a, b, c);
+template <class T> inline T broadcast(float x);
+template <> inline Floats broadcast<Floats>(float x) { return x - Floats{}; }
+
+inline Floats load(const float* values) {
+    Floats result;
+    __builtin_memcpy(&result, values, sizeof(result));
+    return result;
+}
+
+// Where a is NaN the result is b.
+inline Floats smaller(Floats a, Floats b) {
+#if defined(BS_NATIVE)
+    return BS_NATIVE(min)(a, b);
 #else
-    return a * b + c;
+    return a < b ? a : b;
 #endif
 }
 
-inline Floats absolute(Floats x) { return (Floats)((Ints)x & 0x7fffffff); }
-
-// 0, 1, 2, ... in the lanes.
-inline Floats lane_numbers() {
-    Floats numbers;
-    for (int i = 0; i < LANES; ++i) numbers[i] = float(i);
-    return numbers;
+inline Floats larger(Floats a, Floats b) {
+#if defined(BS_NATIVE)
+    return BS_NATIVE(max)(a, b);
+#else
+    return a > b ? a : b;
+#endif
 }
+
+inline Floats sqrt(Floats x) {
+#if defined(BS_NATIVE)
+    return BS_NATIVE(sqrt)(x);
+#else
+    for (int i = 0; i < LANES; ++i) x[i] = std::sqrt(x[i]);
+    return x;
+#endif
+}
+
+#if defined(BS_NATIVE) && defined(__FMA__)
+inline Floats fma(Floats a, Floats b, Floats c) { return BS_NATIVE(fmadd)(a, b, c); }
+#else
+inline Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+
+// In double: without a fused operation the products would lose what makes the difference.
+inline Floats difference_of_products(Floats a, Floats b, Floats c, Floats d) {
+    for (int i = 0; i < LANES; ++i) a[i] = float(double(a[i]) * double(b[i]) - double(c[i]) * double(d[i]));
+    return a;
+}
+#endif
+
+inline Floats absolute(Floats x) { return (Floats)((Ints)x & 0x7fffffff); }
 
 // One bit a lane: set where the mask, a comparison's result, is true.
 inline uint32_t bits(Ints mask) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
     return _mm512_movepi32_mask((__m512i)mask);
-#elif defined(__AVX2__) && defined(__FMA__)
-    return uint32_t(_mm256_movemask_ps((__m256)mask));
-#elif defined(__SSE2__)
-    return uint32_t(_mm_movemask_ps((__m128)mask));
+#elif defined(BS_NATIVE)
+    return uint32_t(BS_NATIVE(movemask)((Floats)mask));
 #else
     uint32_t result = 0;
     for (int i = 0; i < LANES; ++i) result |= uint32_t(mask[i] & 1) << i;
@@ -58,37 +92,54 @@ inline uint32_t bits(Ints mask) {
 #endif
 }
 
-// exp(-x) to 2e-7 of the result, for x > -80; from x = 11 on it stays at 2e-5, which the rasterizer skips as too faint.
-// -x log2(e) is split into n + f, |f| <= 1/2: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits,
-// from where it is shifted into the exponent. 2^f is the polynomial of degree 5 of least relative error (9e-8).
-inline Floats exp_minus(Floats x) {
-    const Floats round = Floats{} + 12582912.0f, log2_e = Floats{} + 1.44269504f, limit = Floats{} + 11.0f;
-    const Floats bounded = x < limit ? x : limit;
-    const Floats shifted = fma(bounded, -log2_e, round);
-    const Floats f = fma(bounded, -log2_e, round - shifted);
-    Floats power = Floats{} + 0.00132647271f;
-    power = fma(power, f, Floats{} + 0.00967151286f);
-    power = fma(power, f, Floats{} + 0.0555073375f);
-    power = fma(power, f, Floats{} + 0.240222421f);
-    power = fma(power, f, Floats{} + 0.693146978f);
-    power = fma(power, f, Floats{} + 1.0f);
+// 2^(n + f) for |f| <= 1/2, given EXPONENT + n: that float has n in its low bits, from where it is shifted into the
+// exponent. 2^f is the polynomial of degree 5 of least relative error, 9e-8.
+constexpr float EXPONENT = 12582912.0f;  // 1.5 * 2^23
+inline Floats exp2_split(Floats shifted, Floats f) {
+    Floats power = broadcast<Floats>(0.00132647271f);
+    power = fma(power, f, broadcast<Floats>(0.00967151286f));
+    power = fma(power, f, broadcast<Floats>(0.0555073375f));
+    power = fma(power, f, broadcast<Floats>(0.240222421f));
+    power = fma(power, f, broadcast<Floats>(0.693146978f));
+    power = fma(power, f, broadcast<Floats>(1.0f));
     return (Floats)((Ints)power + ((Ints)shifted << 23));
 }
 
-// A butterfly of lane_sums: lanes with the STRIDE bit clear receive sums of pairs of a, the others of b.
-template <int STRIDE> inline Floats merge(Floats a, Floats b) {
-    Floats sum;
+// exp(x) to 2e-7 of the result; beyond +-87 that of +-87. NaN stays NaN.
+inline Floats exp(Floats x) {
+    const Floats limit = broadcast<Floats>(87.0f), log2_e = broadcast<Floats>(1.44269502f);
+    const Floats bounded = larger(-limit, smaller(limit, x));
+    const Floats shifted = fma(bounded, log2_e, broadcast<Floats>(EXPONENT));
+    const Floats f = fma(bounded, log2_e, EXPONENT - shifted);
+    return exp2_split(shifted, fma(bounded, broadcast<Floats>(1.925963033e-8f), f));
+}
+
+// exp(-x) as the rasterizer needs it, to 2e-7 of the result for -80 < x < 11; from there on 2e-5, too faint to count.
+inline Floats exp_minus(Floats x) {
+    const Floats log2_e = broadcast<Floats>(1.44269502f), bounded = smaller(x, broadcast<Floats>(11.0f));
+    const Floats shifted = fma(bounded, -log2_e, broadcast<Floats>(EXPONENT));
+    return exp2_split(shifted, fma(bounded, -log2_e, EXPONENT - shifted));
+}
+
+// Lane i of a and b by index: lanes LANES and above are those of b.
+inline Floats shuffle(Floats a, Floats b, Ints index) {
 #if defined(__clang__)
-    for (int i = 0; i < LANES; ++i) sum[i] = i & STRIDE ? b[i] + b[i ^ STRIDE] : a[i] + a[i ^ STRIDE];
+    Floats result;
+    for (int i = 0; i < LANES; ++i) result[i] = index[i] < LANES ? a[index[i]] : b[index[i] - LANES];
+    return result;
 #else
+    return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// A step of the butterflies below: lanes with the STRIDE bit clear get sums of two lanes of a, the others of b.
+template <int STRIDE> inline Floats merge(Floats a, Floats b) {
     Ints own, other;
     for (int i = 0; i < LANES; ++i) {
         own[i] = i & STRIDE ? LANES + i : i;
         other[i] = own[i] ^ STRIDE;
     }
-    sum = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
-#endif
-    return sum;
+    return shuffle(a, b, own) + shuffle(a, b, other);
 }
 
 // Sums of LANES vectors at once: lane i of the result is the sum over the lanes of vectors[i], which are overwritten.
@@ -101,10 +152,17 @@ inline Floats lane_sums(Floats* vectors) {
     return merge<1>(vectors[0], vectors[1]);
 }
 
+// The largest of each pair of lanes STRIDE apart, in both of them.
+template <int STRIDE> inline Floats pair_max(Floats x) {
+    Ints other;
+    for (int i = 0; i < LANES; ++i) other[i] = i ^ STRIDE;
+    return larger(x, shuffle(x, x, other));
+}
+
 inline float lane_max(Floats x) {
-    float result = x[0];
-    for (int i = 1; i < LANES; ++i) result = x[i] > result ? x[i] : result;
-    return result;
+    if constexpr (LANES > 8) x = pair_max<8>(x);
+    if constexpr (LANES > 4) x = pair_max<4>(x);
+    return pair_max<1>(pair_max<2>(x))[0];
 }
 
 }  // namespace bytesplat
