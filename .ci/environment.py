@@ -65,6 +65,7 @@ def check_system():
         "python3-dev": Path(sysconfig.get_path("include"), "Python.h").is_file(),  # for the same two
         "python3-venv": importlib.util.find_spec("ensurepip") is not None,
         "libgl1": has_library("libGL.so.1"),  # open3d and pymeshlab link it, even where nothing is drawn
+        "libopengl0": has_library("libOpenGL.so.0"),  # and so do pymeshlab's plugins
     }
     missing = [package for package, found in present.items() if not found]
     if missing:
