@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from nerfstudio.engine.optimizers import Optimizers
+from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
 from nerfstudio.utils.decorators import check_eval_enabled, check_main_thread
@@ -17,7 +17,7 @@ from nerfstudio.utils.writer import EventName, TimeWriter
 
 from bytesplat_ns import checkpoint
 from bytesplat_ns.checkpoint import CheckpointError
-from bytesplat_ns.pipeline import ByteSplatPipeline, RoundReport
+from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
 from bytesplat_ns.progress import Progress
 
 
@@ -182,9 +182,13 @@ def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
         found.append("--gradient-accumulation-steps (use --pipeline.datamanager.views-per-round)")
     if config.log_gradients:
         found.append("--log-gradients")
-    clipped = [k for k, v in config.optimizers.items() if getattr(v["optimizer"], "max_norm", None) is not None]
-    if clipped:
-        found.append(f"--optimizers.{clipped[0]}.optimizer.max-norm (gradient clipping)")
+    for group, options in config.optimizers.items():
+        fixed = vars(AdamOptimizerConfig(lr=options["optimizer"].lr, eps=EPSILON))
+        found += [
+            f"--optimizers.{group}.optimizer.{name.replace('_', '-')} {value} (it is always {fixed.get(name)})"
+            for name, value in vars(options["optimizer"]).items()
+            if value != fixed.get(name)
+        ]
     if found:
         raise ValueError("bytesplat does not support: " + "; ".join(found) + ". Remove the option to go on.")
 
