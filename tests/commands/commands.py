@@ -24,9 +24,10 @@ SAVE_EVERY = 40
 
 @dataclass(frozen=True)
 class Run:
-    """The folder that an ``ns-train`` leaves."""
+    """What an ``ns-train`` leaves."""
 
     folder: Path
+    printed: str = ""
 
     @property
     def config(self) -> Path:
@@ -77,14 +78,24 @@ def train(data: Path, output: Path, *options: str, steps: int) -> Run:
     return Run(output / "scene/bytesplat/run")
 
 
-def export(run: Run, output: Path) -> Path:
-    """``ns-export gaussian-splat`` in this process: the PLY file."""
+def export(what: str, run: Run, output: Path) -> Path:
+    """``ns-export`` in this process; returns the folder ``output``."""
     import tyro
     from nerfstudio.scripts import exporter
 
     words = "--load-config", run.config, "--output-dir", output
-    tyro.cli(exporter.Commands, args=["gaussian-splat", *map(str, words)]).main()
-    return output / "splat.ply"
+    tyro.cli(exporter.Commands, args=[what, *map(str, words)]).main()
+    return output
+
+
+def render(what: str, run: Run, output: Path, *options: str | Path) -> Path:
+    """``ns-render`` to PNG images in this process; returns the folder ``output``."""
+    import tyro
+    from nerfstudio.scripts import render
+
+    words = "--load-config", run.config, "--output-path", output, "--image-format", "png", *options
+    tyro.cli(render.Commands, args=[what, *map(str, words)]).main()
+    return output
 
 
 class Terminal:
@@ -99,6 +110,7 @@ class Terminal:
             "NETWORK_LOG": str(self._network),
             "TORCH_HOME": str(folder / "torch"),  # where LPIPS would find its weights
             "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",  # unlike in this process: results must not depend on it
         }
         self._started = 0
 

@@ -1,7 +1,8 @@
-"""A small capture, a run of ``ns-train`` on it, and that run's pipeline: each made once."""
+"""A small capture, a run of ``ns-train`` on it, and that run's model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,25 +31,25 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(terminal: Terminal, capture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
-    """A run of ``ns-train`` that kept three checkpoints, and what it printed."""
+def trained(terminal: Terminal, capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of ``ns-train`` that kept three checkpoints."""
     output = tmp_path_factory.mktemp("trained")
     keep = "--steps-per-save", str(SAVE_EVERY), "--save-only-latest-checkpoint", "False"
     printed = terminal.run("ns-train", *arguments(capture, output, *keep, steps=STEPS))
-    return Run(output / "scene/bytesplat/run"), printed
+    return Run(output / "scene/bytesplat/run", printed)
 
 
-@pytest.fixture(scope="session")
-def pipeline(trained: tuple[Run, str]) -> ByteSplatPipeline:
+@pytest.fixture(scope="module", autouse=True)
+def no_gpu() -> Iterator[None]:
+    """Nerfstudio's tools take a GPU where there is one; these tests are of the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pipeline(no_gpu: None, trained: Run) -> ByteSplatPipeline:
     """The trained model and its data, loaded as nerfstudio's tools do."""
     from nerfstudio.utils.eval_utils import eval_setup
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        return eval_setup(trained[0].config)[1]
-
-
-@pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nerfstudio's tools take a GPU where there is one; these tests are of the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return eval_setup(trained.config)[1]

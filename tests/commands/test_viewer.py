@@ -37,7 +37,7 @@ def test_viewer_shows_a_trained_model(terminal, trained, pipeline, photo):
     port = free_port()
     view, _ = photo
     with (
-        terminal.start("ns-viewer", "--load-config", trained[0].config, *address(port)) as process,
+        terminal.start("ns-viewer", "--load-config", trained.config, *address(port)) as process,
         ViewerClient(port, process) as client,
     ):
         client.look(*view)
