@@ -75,9 +75,8 @@ def choose_level(asked: str, folder: Path, flags: set[str]) -> str | None:
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    name = level()
-    assert name is not None, "callers ask available() first"
+def load(name: str) -> ctypes.CDLL:
+    """The library of a level."""
     library = ctypes.CDLL(str(cpu_build.library(FOLDER, name)))
     library.bytesplat_project.restype = c_int64
     return library
@@ -85,11 +84,13 @@ def _library() -> ctypes.CDLL:
 
 def call(function: str, *arguments: Any) -> Any:
     """Calls a function of the library: structures by reference, tensors by their memory."""
+    name = level()
+    assert name is not None, "callers ask available() first"
     converted = [
         ctypes.byref(x) if isinstance(x, ctypes.Structure) else c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x
         for x in arguments
     ]
-    return getattr(_library(), f"bytesplat_{function}")(c_int(torch.get_num_threads()), *converted)
+    return getattr(load(name), f"bytesplat_{function}")(c_int(torch.get_num_threads()), *converted)
 
 
 class Structure(ctypes.Structure):

@@ -14,6 +14,8 @@
 namespace bytesplat {
 namespace {
 
+constexpr int64_t WORTH_A_THREAD = 65536;  // items to sort; below, waking threads costs more than it saves
+
 struct BinInput {
     int width, height;     // of the largest view
     const int32_t* sizes;  // [V, 2] width, height
@@ -53,20 +55,21 @@ template <class Visit> inline void visit_tiles(const BinInput& in, int64_t index
 }
 
 // One stable counting sort: `out` receives the items of `in` by ascending key(item). Returns the first place of each
-// bucket, and behind them `count`. Every thread places a contiguous part of the items, so the result is that of one.
+// bucket, and behind them `count`. Each thread takes a contiguous part of the items, so the result is that of one.
 template <class Index, class Key>
 std::vector<int64_t> counting_sort(int threads, int64_t count, int64_t buckets, const Index* in, Index* out, Key key) {
-    const auto part_begin = [=](int part) { return count * part / threads; };
-    std::vector<int64_t> places(threads * buckets);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int part = 0; part < threads; ++part)
+    const int parts = int(std::min(int64_t(threads), 1 + count / WORTH_A_THREAD));
+    const auto part_begin = [=](int part) { return count * part / parts; };
+    std::vector<int64_t> places(parts * buckets);
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int part = 0; part < parts; ++part)
         for (int64_t i = part_begin(part); i < part_begin(part + 1); ++i) ++places[part * buckets + key(in[i])];
 
     std::vector<int64_t> firsts(buckets + 1);
     int64_t place = 0;
     for (int64_t bucket = 0; bucket < buckets; ++bucket) {
         firsts[bucket] = place;
-        for (int part = 0; part < threads; ++part) {
+        for (int part = 0; part < parts; ++part) {
             const int64_t size = places[part * buckets + bucket];
             places[part * buckets + bucket] = place;
             place += size;
@@ -74,8 +77,8 @@ std::vector<int64_t> counting_sort(int threads, int64_t count, int64_t buckets, 
     }
     firsts[buckets] = place;
 
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int part = 0; part < threads; ++part)
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int part = 0; part < parts; ++part)
         for (int64_t i = part_begin(part); i < part_begin(part + 1); ++i)
             out[places[part * buckets + key(in[i])]++] = in[i];
     return firsts;
@@ -145,6 +148,6 @@ extern "C" void bytesplat_bin_fill(int threads, const BinInput* in, const int64_
     const std::vector<int64_t> firsts =
         counting_sort(threads, pairs, tiles, by_depth.get(), pair, [&](int64_t number) { return tile_of[number]; });
     std::copy(firsts.begin(), firsts.end(), offsets);
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads) if (pairs > WORTH_A_THREAD)
     for (int64_t i = 0; i < pairs; ++i) records[i] = record_of[pair[i]];
 }

@@ -12,11 +12,11 @@ struct Image {
 };
 
 template <StopRule STOP, bool INTERVAL>
-void rasterize_tile(const RasterInput& in, const std::vector<float>& thresholds, const Tile& tile, const Image& out) {
+void rasterize_tile(const RasterInput& in, const Tile& tile, const Image& out) {
     TileState state(in, tile);
     Floats sums[BLOCKS][4] = {};  // red, green, blue, depth
 
-    walk(in, thresholds, tile, state, [&](int64_t, const Splat& splat, uint64_t blocks) {
+    walk(in, tile, state, [&](int64_t, const Splat& splat, uint64_t blocks) {
         const float* colour = splat.record + RGB;
         const float z = splat.record[DEPTH];
         for (; blocks != 0; blocks &= blocks - 1) {
@@ -44,13 +44,12 @@ extern "C" void bytesplat_rasterize(int threads, const bytesplat::RasterInput* i
                                     float* transmittance) {
     using namespace bytesplat;
     const Image out{rgb, depth, transmittance};
-    const std::vector<float> thresholds = in->thresholds(threads);
     specialise(
         [&](auto add, auto interval) {
             constexpr StopRule STOP = add ? StopRule::add : StopRule::drop;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
             for (int64_t i = 0; i < in->tiles(); ++i)
-                rasterize_tile<STOP, interval>(*in, thresholds, Tile(*in, i), out);
+                rasterize_tile<STOP, interval>(*in, Tile(*in, i), out);
         },
         StopRule(in->stop) == StopRule::add, in->interval != nullptr);
 }

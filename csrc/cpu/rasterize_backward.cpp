@@ -48,7 +48,7 @@ struct Upstream {
 };
 
 template <StopRule STOP, bool INTERVAL, bool D_DEPTH, bool STATISTICS>
-void tile_rows(const RasterInput& in, const BackwardInput& back, const std::vector<float>& thresholds, const Tile& tile,
+void tile_rows(const RasterInput& in, const BackwardInput& back, const Tile& tile,
                float* pair_rows) {
     constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
     TileState state(in, tile);
@@ -56,7 +56,7 @@ void tile_rows(const RasterInput& in, const BackwardInput& back, const std::vect
     for (int64_t i = in.offsets[tile.index]; i < in.offsets[tile.index + 1]; ++i)  // for records without effect
         std::memset(pair_rows + WIDTH * back.pair[i], 0, WIDTH * sizeof(float));
 
-    walk(in, thresholds, tile, state, [&](int64_t i, const Splat& splat, uint64_t blocks) {
+    walk(in, tile, state, [&](int64_t i, const Splat& splat, uint64_t blocks) {
         const float* record = splat.record;
         const float* colour = record + RGB;
         const Floats a = splat.half_a + splat.half_a, b = splat.b, c = splat.half_c + splat.half_c;
@@ -116,29 +116,30 @@ void tile_rows(const RasterInput& in, const BackwardInput& back, const std::vect
     });
 }
 
-// Sums the rows of each record's pairs.
-void sum_pairs(int threads, int64_t records, const int64_t* pair_offsets, const float* pair_rows, int width, float* rows) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t record = 0; record < records; ++record) {
-        float* row = rows + width * record;
-        std::fill_n(row, width, 0.0f);
-        for (int64_t pair = pair_offsets[record]; pair < pair_offsets[record + 1]; ++pair) {
-            const float* part = pair_rows + width * pair;
-            for (int column = 0; column < std::min(width, MAX_CONTRIBUTION); ++column) row[column] += part[column];
-            if (width > MAX_CONTRIBUTION) row[MAX_CONTRIBUTION] = larger(row[MAX_CONTRIBUTION], part[MAX_CONTRIBUTION]);
-        }
+// The sum of a record's pairs.
+template <bool STATISTICS> void sum_pairs(const float* first, const float* last, float* sum) {
+    constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
+    std::fill_n(sum, WIDTH, 0.0f);
+    for (const float* row = first; row < last; row += WIDTH) {
+        for (int column = 0; column < (STATISTICS ? MAX_CONTRIBUTION : WIDTH); ++column) sum[column] += row[column];
+        if constexpr (STATISTICS) sum[MAX_CONTRIBUTION] = larger(sum[MAX_CONTRIBUTION], row[MAX_CONTRIBUTION]);
     }
 }
 
 template <StopRule STOP, bool INTERVAL, bool D_DEPTH, bool STATISTICS>
 void rasterize_backward(int threads, const RasterInput& in, const BackwardInput& back, float* rows) {
     constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
-    const std::vector<float> thresholds = in.thresholds(threads);
     const std::unique_ptr<float[]> pair_rows(new float[WIDTH * in.offsets[in.tiles()]]);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t tile = 0; tile < in.tiles(); ++tile)
-        tile_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, thresholds, Tile(in, tile), pair_rows.get());
-    sum_pairs(threads, in.record_count, back.pair_offsets, pair_rows.get(), WIDTH, rows);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t tile = 0; tile < in.tiles(); ++tile)
+            tile_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, Tile(in, tile), pair_rows.get());
+#pragma omp for
+        for (int64_t record = 0; record < in.record_count; ++record)
+            sum_pairs<STATISTICS>(&pair_rows[WIDTH * back.pair_offsets[record]],
+                                  &pair_rows[WIDTH * back.pair_offsets[record + 1]], rows + WIDTH * record);
+    }
 }
 
 }  // namespace

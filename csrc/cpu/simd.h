@@ -39,6 +39,8 @@ inline Floats load(const float* values) {
     return result;
 }
 
+inline void store(Floats vector, float* values) { __builtin_memcpy(values, &vector, sizeof(vector)); }
+
 // Where a is NaN the result is b.
 inline Floats smaller(Floats a, Floats b) {
 #if defined(BS_NATIVE)
@@ -119,6 +121,17 @@ inline Floats exp_minus(Floats x) {
     const Floats log2_e = broadcast<Floats>(1.44269502f), bounded = smaller(x, broadcast<Floats>(11.0f));
     const Floats shifted = fma(bounded, -log2_e, broadcast<Floats>(EXPONENT));
     return exp2_split(shifted, fma(bounded, -log2_e, EXPONENT - shifted));
+}
+
+// A number above ln(x), by at most 0.0015, for positive x: exponent ln(2), and for the mantissa a cubic.
+inline Floats log_bound(Floats x) {
+    const Ints exponent = ((Ints)x >> 23) - 127;
+    const Floats mantissa = (Floats)((Ints)x - (exponent << 23));  // 1 to 2
+    Floats cubic = broadcast<Floats>(0.109688f);
+    cubic = fma(cubic, mantissa, broadcast<Floats>(-0.729090f));
+    cubic = fma(cubic, mantissa, broadcast<Floats>(2.112603f));
+    cubic = fma(cubic, mantissa, broadcast<Floats>(-1.491958f));
+    return fma(__builtin_convertvector(exponent, Floats), broadcast<Floats>(0.693147182f), cubic);
 }
 
 // Lane i of a and b by index: lanes LANES and above are those of b.

@@ -3,8 +3,6 @@
 #pragma once
 #include "simd.h"
 
-#include <vector>
-
 #include "../common/blend.h"
 #include "../common/ellipse.h"
 
@@ -43,16 +41,9 @@ struct RasterInput {
 
     int tiles_x() const { return (width + TILE - 1) / TILE; }
     int tiles_y() const { return (height + TILE - 1) / TILE; }
-    const float* record(int32_t index) const { return table + int64_t(RECORD_WIDTH) * index; }
+    // The record at a place of the tile lists.
+    const float* record(int64_t place) const { return table + int64_t(RECORD_WIDTH) * records[place]; }
     int64_t tiles() const { return int64_t(views) * tiles_x() * tiles_y(); }
-
-    // [M] largest sigma of each record that reaches ALPHA_MIN.
-    std::vector<float> thresholds(int threads) const {
-        std::vector<float> result(record_count);
-#pragma omp parallel for num_threads(threads)
-        for (int64_t i = 0; i < record_count; ++i) result[i] = ellipse_threshold(table[RECORD_WIDTH * i + OPACITY]);
-        return result;
-    }
 };
 
 // Where a tile lies.
@@ -106,15 +97,14 @@ struct Splat {
 
     Floats visibility(Floats dx, Floats dy) const { return exp_minus(blend_sigma(half_a, b, half_c, dx, dy)); }
 
-    // The blocks that the ellipse { sigma <= threshold } reaches, one bit each. Slightly wide, so that only the pixels
-    // themselves decide.
+    // The blocks that the ellipse { sigma <= threshold } reaches, one bit each.
     uint64_t reached_blocks(float threshold) const {
         const Floats a = half_a + half_a, c = half_c + half_c;
         uint64_t blocks = 0;
         for (int block = 0; block < BLOCKS; block += LANES) {
             const Floats x = load(LAYOUT.block_x + block) + first_dx, y = load(LAYOUT.block_y + block) + first_dy;
             const Floats least = box_sigma(a, b, c, x, x + float(BLOCK_WIDTH - 1), y, y + float(BLOCK_HEIGHT - 1));
-            blocks |= uint64_t(bits(least <= 1.0001f * threshold + 0.001f)) << block;
+            blocks |= uint64_t(bits(least <= threshold)) << block;
         }
         return blocks;
     }
@@ -159,21 +149,21 @@ struct TileState {
 // pixels have stopped. The blocks of a batch of records are found ahead of the steps: the processor then knows early
 // how long the loop of each step is.
 template <class Step>
-inline void walk(const RasterInput& in, const std::vector<float>& thresholds, const Tile& tile, const TileState& state,
-                 Step step) {
+inline void walk(const RasterInput& in, const Tile& tile, const TileState& state, Step step) {
     constexpr int BATCH = 16;
     const int64_t last = in.offsets[tile.index + 1];
     for (int64_t first = in.offsets[tile.index]; first < last; first += BATCH) {
         const uint64_t live = state.live_blocks();
         if (live == 0) return;
         const int count = int(smaller(last - first, int64_t(BATCH)));
+        float thresholds[BATCH] = {};
+        for (int i = 0; i < count; ++i) thresholds[i] = in.record(first + i)[OPACITY] * 255.0f;
+        for (int i = 0; i < BATCH; i += LANES) store(log_bound(load(thresholds + i)), thresholds + i);
         uint64_t blocks[BATCH];
-        for (int i = 0; i < count; ++i) {
-            const int32_t record = in.records[first + i];
-            blocks[i] = live & Splat(in.record(record), tile).reached_blocks(thresholds[record]);
-        }
         for (int i = 0; i < count; ++i)
-            if (blocks[i] != 0) step(first + i, Splat(in.record(in.records[first + i]), tile), blocks[i]);
+            blocks[i] = live & Splat(in.record(first + i), tile).reached_blocks(thresholds[i]);
+        for (int i = 0; i < count; ++i)
+            if (blocks[i] != 0) step(first + i, Splat(in.record(first + i), tile), blocks[i]);
     }
 }
 
