@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 import emulator
 import pytest
@@ -10,6 +11,15 @@ import torch
 from backends import Backend
 
 from bytesplat_ns.ops import reference
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Scenes are so small that threads would mostly wait for one another, ten times as long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["reference", "cpu", "cuda"], scope="session")

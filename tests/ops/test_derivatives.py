@@ -6,7 +6,7 @@ discontinuities (alpha at 1/255, the stop rule): the seeds are such that none do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,15 +19,6 @@ from bytesplat_ns.ops import reference
 from bytesplat_ns.ops.layout import Gaussians, Image, ImageGradients, RenderSettings, StopRule
 
 STEP, TOLERANCE = 1e-6, 1e-6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Thousands of tiny evaluations, which only wait for one another on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def slope(function: Callable[[], Tensor], variable: Tensor) -> Tensor:

@@ -89,3 +89,59 @@ def test_without_a_pixel_to_learn_from_there_is_no_loss(backend: Backend) -> Non
     photo = PHOTOS["all_masked"]
     values, gradients = backend.loss(cameras=look(*photo.sizes), **photo_inputs(photo))
     assert not values.any() and not gradients.rgb.any() and not gradients.transmittance.any()
+
+
+def test_a_target_with_alpha_is_composed_over_the_background(backend: Backend) -> None:
+    photo = PHOTOS["float_rgba"]
+    inputs, cameras = photo_inputs(photo), look(*photo.sizes)
+    colour, alpha = inputs["target"][..., :3], inputs["target"][..., 3:]
+    composed = colour * alpha + inputs["background"][:, None, None] * (1 - alpha)
+    values, gradients = backend.loss(cameras=cameras, **inputs)
+    expected, truly = backend.loss(cameras=cameras, **(inputs | {"target": composed}))
+    torch.testing.assert_close(values, expected, rtol=0, atol=VALUE)
+    assert (gradients.rgb - truly.rgb).norm() <= GRADIENT * truly.rgb.norm()
+
+
+def test_masked_ssim_by_its_definition(backend: Backend) -> None:
+    """Window by window: hidden pixels are black in both images, windows with a hidden centre do not count."""
+    photo = Photo("", ((14, 13),), uint8=False, masked="some", ssim_lambda=1.0)
+    inputs, cameras = photo_inputs(photo), look(*photo.sizes)
+    image, mask = inputs["image"], inputs["mask"][0]
+    composed = (image.rgb + image.transmittance[..., None] * inputs["background"]).clamp(0, 1)
+    one, two = ((side[0] * mask[..., None]).double() for side in (composed, inputs["target"]))
+    falloff = torch.exp(-(torch.arange(-5, 6, dtype=torch.float64) ** 2) / (2 * 1.5**2))
+    weight = torch.outer(falloff, falloff)[..., None] / falloff.sum() ** 2
+
+    scores = []
+    for y, x in (mask[5:-5, 5:-5]).nonzero().tolist():
+        a, b = one[y : y + 11, x : x + 11], two[y : y + 11, x : x + 11]
+        mean_a, mean_b = (weight * a).sum((0, 1)), (weight * b).sum((0, 1))
+        variance_a, variance_b = (weight * (a - mean_a) ** 2).sum((0, 1)), (weight * (b - mean_b) ** 2).sum((0, 1))
+        covariance = (weight * (a - mean_a) * (b - mean_b)).sum((0, 1))
+        luminance = (2 * mean_a * mean_b + 1e-4) / (mean_a**2 + mean_b**2 + 1e-4)
+        scores.append(luminance * (2 * covariance + 9e-4) / (variance_a + variance_b + 9e-4))
+    assert 0 < len(scores) < 12
+
+    values, _ = backend.loss(cameras=cameras, **inputs)
+    torch.testing.assert_close(values.double(), 1 - torch.stack(scores).mean()[None], rtol=0, atol=VALUE)
+
+
+def test_a_view_does_not_feel_the_others(backend: Backend) -> None:
+    photo = PHOTOS["views_of_different_sizes"]
+    inputs, cameras = photo_inputs(photo), look(*photo.sizes)
+    values, gradients = backend.loss(cameras=cameras, **inputs)
+    for view, (width, height) in enumerate(photo.sizes):
+        own = (slice(view, view + 1), slice(height), slice(width))
+        alone = replace(
+            cameras,
+            viewmats=cameras.viewmats[own[0]],
+            intrinsics=cameras.intrinsics[own[0]],
+            sizes=cameras.sizes[own[0]],
+            width=width,
+            height=height,
+        )
+        image = Image(*(part[own].contiguous() for part in vars(inputs["image"]).values()))
+        target, mask = inputs["target"][own].contiguous(), inputs["mask"][own].contiguous()
+        value, gradient = backend.loss(image, target, inputs["background"][own[0]], alone, photo.ssim_lambda, mask)
+        torch.testing.assert_close(value, values[own[0]])
+        torch.testing.assert_close(gradient.rgb, gradients.rgb[own])
