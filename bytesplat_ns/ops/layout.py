@@ -129,7 +129,9 @@ class TileLists:
 
     offsets: Tensor  # [V * tiles_y * tiles_x + 1] int64
     records: Tensor  # [P] int32, indices into Records
-    pair: Tensor  # [P] int64, the same pairs numbered record by record (for deterministic sums over a record's tiles)
+    # The same pairs numbered record by record, for sums over a record's tiles in a fixed order. Backends whose sums have
+    # no fixed order leave both empty.
+    pair: Tensor  # [P] int64
     pair_offsets: Tensor  # [M + 1] int64, the pairs of record m are numbered pair_offsets[m] to pair_offsets[m + 1]
 
 
