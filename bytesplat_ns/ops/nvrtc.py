@@ -162,7 +162,7 @@ def load(program: Program, name: str, constants: Constants, device: torch.device
         RuntimeError: there is no compiler or the GPU is too old; the text says what to do.
     """
     try:
-        from cuda.core import Device, LaunchConfig, launch
+        from cuda.core import Device, LaunchConfig, Stream, launch
     except ImportError as error:
         raise RuntimeError("The CUDA kernels need the package cuda-core: pip install 'cuda-core>=1.2'.") from error
     gpu = Device(device.index)
@@ -175,23 +175,14 @@ def load(program: Program, name: str, constants: Constants, device: torch.device
         if configuration is None:
             configuration = configurations[blocks, threads] = LaunchConfig(grid=blocks, block=threads)
         # The stream is looked up each time: a graph being captured has its own.
+        stream = Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
         if torch.cuda.current_device() == device.index:
-            launch(_Stream(torch.cuda.current_stream(device).cuda_stream), configuration, kernel, *arguments)
+            launch(stream, configuration, kernel, *arguments)
         else:
             with torch.cuda.device(device):
-                launch(_Stream(torch.cuda.current_stream(device).cuda_stream), configuration, kernel, *arguments)
+                launch(stream, configuration, kernel, *arguments)
 
     return start
-
-
-class _Stream:
-    """A stream of torch in the form that cuda.core accepts."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
 
 
 @cache

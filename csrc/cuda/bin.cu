@@ -124,42 +124,8 @@ count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(counts[place][threadIdx.x]));
 }
 
-// Puts records of equal depth in the order of their ids. Runs of equal depths are short, but for scenes made by hand.
-extern "C" __global__ void __launch_bounds__(THREADS)
-order_ties(const unsigned* __restrict__ keys,           // [M] sorted
-           unsigned* values,                            // [M] records
-           const long long* __restrict__ record_id,     // [M]
-           const long long* state) {
-    if (step_state(state).halted) return;
-    const long long records = step_state(state).records;
-    const long long first = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
-    if (first + 1 >= records || keys[first] != keys[first + 1] || (first > 0 && keys[first - 1] == keys[first])) return;
-    bool ordered = true;
-    long long count = 1;
-    for (; first + count < records && keys[first + count] == keys[first]; ++count)
-        ordered = ordered && record_id[values[first + count - 1]] < record_id[values[first + count]];
-    if (ordered) return;
-
-    // Heapsort: in place, and no worse for long runs.
-    unsigned* heap = values + first;
-    const auto sift = [&](long long root, long long end) {
-        for (long long child; (child = 2 * root + 1) < end; root = child) {
-            if (child + 1 < end && record_id[heap[child]] < record_id[heap[child + 1]]) ++child;
-            if (record_id[heap[root]] >= record_id[heap[child]]) return;
-            const unsigned swapped = heap[root];
-            heap[root] = heap[child], heap[child] = swapped;
-        }
-    };
-    for (long long root = count / 2; root-- > 0;) sift(root, count);
-    for (long long end = count; --end > 0;) {
-        const unsigned swapped = heap[0];
-        heap[0] = heap[end], heap[end] = swapped;
-        sift(0, end);
-    }
-}
-
 // The (tile, record) pairs in the order of depth, and the histograms of the sort by tile.
-// Compile-time in effect: `places` digits of 8 bits, at most 4.
+// places: how many digits of 8 bits a tile's number has, at most 4.
 extern "C" __global__ void __launch_bounds__(THREADS)
 make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            const int* __restrict__ record_view,         // [M]

@@ -32,10 +32,15 @@ __device__ inline void store_shared_word(uint64* address, uint64 word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
 }
 
-// 2^x and 1/x to 2 ulp, denormals as zero: one instruction each.
+// 2^x, log2(x) and 1/x to 2 ulp, denormals as zero: one instruction each.
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 __device__ inline float reciprocal_fast(float x) {

@@ -41,7 +41,7 @@ struct View {
     __device__ float photo(int x, int y, int c) const {
         const long long first = (static_cast<long long>(y) * stride + x) * TARGET_CHANNELS;
         const auto read = [&](int channel) {
-            if (TARGET_BYTES) return static_cast<const unsigned char*>(target)[first + channel] / 255.0f;
+            if (TARGET_BYTES) return static_cast<const unsigned char*>(target)[first + channel] * (1.0f / 255.0f);
             return static_cast<const float*>(target)[first + channel];
         };
         if (TARGET_CHANNELS == 3) return read(c);

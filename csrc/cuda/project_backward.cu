@@ -36,7 +36,9 @@ struct Scene {
     int row_stride;
 };
 
-// Sums 12 numbers over the block and adds them to dL/dviewmat [4, 4].
+constexpr int POSE_SUMS = 64;
+
+// Sums 12 numbers over the warp and adds them to one of POSE_SUMS sums of dL/dviewmat [4, 4].
 __device__ inline void add_pose_gradient(float viewmat_gradient[3][4], float* d_viewmat) {
     for (int i = 0; i < 12; ++i) {
         float value = viewmat_gradient[i / 4][i % 4];
@@ -101,7 +103,7 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
             sh_direction_gradient(SH_DEGREE, direction[0], direction[1], direction[2], weights, d_direction);
             view_direction_backward(camera, centre, direction, inverse_distance, d_direction, gradient.mean, viewmat_gradient);
         }
-        if (POSES) add_pose_gradient(viewmat_gradient, d_viewmats + 16 * view);
+        if (POSES) add_pose_gradient(viewmat_gradient, d_viewmats + 16ll * (blockIdx.x % POSE_SUMS * scene.views + view));
         __syncwarp();
     }
 
@@ -169,7 +171,7 @@ project_backward(float* means, float* means_1, float* means_2, float means_rate,
                  int row_stride,
                  const int* __restrict__ record_gaussian,  // [M]
                  const long long* __restrict__ starts,     // from find_starts
-                 float* __restrict__ d_viewmats,           // [V, 4, 4] zero, if POSES
+                 float* __restrict__ d_viewmats,           // [POSE_SUMS, V, 4, 4] zero, if POSES
                  const long long* state) {
     if (step_state(state).halted) return;
     __shared__ Gradients gradients;

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backends import Backend
+from backends import Backend, _moved
 from cases import SCENES
 from oracle import truth
 
-from bytesplat_ns.ops.layout import Gaussians, GaussianGradients
+from bytesplat_ns.ops.layout import GaussianGradients, Gaussians, Image, ImageGradients
 
 
 @pytest.mark.parametrize("name", ["odd_size", "views_of_different_sizes", "lower_degree_than_stored", "no_gaussians"])
@@ -36,14 +36,14 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
     )
     records = expected.records
     records = replace(records, **{n: place(t) for n, t in vars(records).items()})
-    rows, poses = place(expected.d_rows), torch.zeros_like(cameras.viewmats)
+    rows = place(expected.d_rows)
 
     gradients: GaussianGradients = projection.project_backward(
         Gaussians(**separate, ids=ids), cameras, scene.settings, records, rows
     )
     for n, gradient in gradients.parameters().items():
         backend.module.adam(separate[n], gradient, *moments_separate[n], lr=rates[n], step=3)
-    projection.project_backward_adam(
+    poses = projection.project_backward_adam(
         Gaussians(**fused, ids=ids),
         cameras,
         scene.settings,
@@ -52,10 +52,42 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
         moments_fused,
         rates,
         step=3,
-        viewmats=poses,
+        poses=True,
     )
 
     # The same operations on the same numbers; only the compiler may contract them differently.
     torch.testing.assert_close(fused, separate, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(moments_fused, moments_separate, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(poses, gradients.viewmats, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["odd_size", "views_of_different_sizes", "behind", "equal_depths"])
+def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that are too short are noticed, and what comes out is what the separate stages give."""
+    if backend.name != "cuda":
+        pytest.skip("only the CUDA backend runs ahead")
+    ahead = pytest.importorskip("bytesplat_ns.ops.cuda.ahead")
+    scene = SCENES[name]
+    gaussians, cameras = (_moved(value, backend.device) for value in (scene.gaussians, scene.cameras))
+    calls = []
+
+    def loss(image: Image) -> tuple[torch.Tensor, ImageGradients]:
+        calls.append(image)
+        return image.depth.sum((1, 2)), ImageGradients(image.rgb + 1, None, image.transmittance)
+
+    for capacity in (ahead.record_capacity, ahead.pair_capacity):
+        monkeypatch.setattr(capacity, "_needed", {})
+        monkeypatch.setattr(capacity, "SMALLEST", 7)
+    result = ahead.differentiate(gaussians, cameras, scene.settings, loss)
+    assert len(calls) == (1 if name == "behind" else 3)  # records did not fit, then pairs did not
+
+    records = backend.module.project(gaussians, cameras, scene.settings)
+    tiles = backend.module.bin(records, cameras)
+    image = backend.module.rasterize(records, tiles, cameras, scene.settings)
+    losses, gradients = loss(image)
+    rows = backend.module.rasterize_backward(records, tiles, cameras, scene.settings, image, gradients)
+    assert torch.equal(result.records.table, records.table) and torch.equal(result.tiles.records, tiles.records)
+    assert torch.equal(result.tiles.offsets, tiles.offsets) and torch.equal(result.image.rgb, image.rgb)
+    assert torch.equal(result.losses, losses)
+    # The rows' sums are formed in another order.
+    torch.testing.assert_close(result.rows, rows, rtol=1e-4, atol=1e-5)

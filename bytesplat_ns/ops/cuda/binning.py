@@ -48,8 +48,10 @@ def bin_ahead(records: DeviceRecords, cameras: Cameras, capacity: int) -> TileLi
     BINNING.kernel("count_tiles")(
         blocks, THREADS, *grid, tile_counts, keys, order, scratch.depth_histograms, records.state
     )
+    if not records.ascending:  # the sort is stable: what comes in the order of ids stays so where depths are equal
+        by_id = records.ids.argsort()
+        keys, order = keys[by_id], order[by_id]
     keys, order = _sort(keys, order, DEPTH_PLACES, scratch.depth_histograms, scratch.depth_sort, 0, records.state)
-    BINNING.kernel("order_ties")(blocks, THREADS, keys, order, records.ids, records.state)
 
     # 2. Their pairs, in that order.
     tile, record = (torch.empty(capacity, dtype=torch.int32, device=device) for _ in range(2))

@@ -6,10 +6,11 @@ kernel whose output does not fit raises ``halted``, and all later kernels of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from bytesplat_ns.ops.layout import RECORD_WIDTH, Records
 
@@ -25,24 +26,39 @@ class DeviceRecords(Records):
     """Records that know their number on the device. Rows beyond it hold nothing that may be read."""
 
     state: Tensor  # [3] int64: records, pairs, halted
+    ascending: bool  # whether ids ascend from row to row of a view
 
     def first(self, count: int) -> DeviceRecords:
         """The records proper, once their number is known to the host."""
         rows = {field.name: getattr(self, field.name)[:count] for field in fields(Records)}
-        return DeviceRecords(**rows, state=self.state)
+        return DeviceRecords(**rows, state=self.state, ascending=self.ascending)
 
 
 def on_device(records: Records) -> DeviceRecords:
     """Any records, with rows of RECORD_STRIDE floats and a state."""
+    table, device = records.table, records.table.device
+    if table.stride() != (RECORD_STRIDE, 1):
+        table = torch.zeros(len(records), RECORD_STRIDE, device=device)[:, :RECORD_WIDTH]
+        table.copy_(records.table)
     if isinstance(records, DeviceRecords):
-        return records
-    device = records.table.device
+        return replace(records, table=table)
     state = torch.zeros(3, dtype=torch.int64, device=device)
     state[RECORDS] = len(records)
-    table = torch.zeros(len(records), RECORD_STRIDE, device=device)[:, :RECORD_WIDTH]
-    table.copy_(records.table)
+    ascending = (records.ids[1:] > records.ids[:-1]) | (records.view[1:] != records.view[:-1])
     others = {field.name: getattr(records, field.name) for field in fields(Records)[1:]}
-    return DeviceRecords(table, **others, state=state)
+    return DeviceRecords(table, **others, state=state, ascending=bool(ascending.all()))
+
+
+def ids_ascend(ids: Tensor) -> bool:
+    """Whether ids ascend. Asked of the device once for each tensor: rows come and go hundreds of steps apart."""
+    version, ascending = _ascending.get(ids, (None, False))
+    if version != ids._version:
+        ascending = bool((ids[1:] > ids[:-1]).all())
+        _ascending[ids] = ids._version, ascending
+    return ascending
+
+
+_ascending = WeakIdKeyDictionary()
 
 
 class Capacity:

@@ -10,13 +10,15 @@ from torch import Tensor
 from bytesplat_ns.ops.layout import RECORD_WIDTH, Cameras, GaussianGradients, Gaussians, Records, RenderSettings
 from bytesplat_ns.ops.nvrtc import Program
 
-from .buffers import HALTED, RECORD_STRIDE, RECORDS, Capacity, DeviceRecords, on_device
+from .buffers import HALTED, RECORD_STRIDE, RECORDS, Capacity, DeviceRecords, ids_ascend, on_device
 from .optimizer import adam_constants
 
 FORWARD = Program("project.cu")
 BACKWARD = Program("project_backward.cu")
 STARTS = Program("find_starts.cu")
 THREADS = 128
+POSE_SUMS = 64
+"""So many sums of pose gradients grow side by side: all warps adding to one would stand in line."""
 
 record_capacity = Capacity()
 
@@ -40,13 +42,18 @@ def project_ahead(
     blocks_per_view = -(-len(gaussians) // THREADS)
     blocks = len(cameras) * blocks_per_view
     scratch = torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+    ids = torch.empty(capacity, dtype=torch.int64, device=device)
+    ascending = ids_ascend(gaussians.ids)
+    if not ascending:
+        ids.fill_(torch.iinfo(torch.int64).max)  # sorted by id, the rows in use come first
     records = DeviceRecords(
         table=torch.empty(capacity, RECORD_STRIDE, device=device)[:, :RECORD_WIDTH],
         gaussian=torch.empty(capacity, dtype=torch.int32, device=device),
         view=torch.empty(capacity, dtype=torch.int32, device=device),
         radius=torch.empty(capacity, device=device),
-        ids=torch.empty(capacity, dtype=torch.int64, device=device),
+        ids=ids,
         state=torch.zeros(3, dtype=torch.int64, device=device),
+        ascending=ascending,
     )
     degree = used_degree(settings.sh_degree, stored)
     kernel = FORWARD.kernel("project", SH_DEGREE=degree, SH_STORED=stored, ANTIALIASED=settings.antialiased)
@@ -82,10 +89,10 @@ def project_backward(
     """Gradients of the trained parameters and of the poses; see ``ops.reference.project_backward``."""
     parameters = parameters_of(gaussians)
     gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
-    viewmats = torch.zeros_like(cameras.viewmats.detach(), memory_format=torch.contiguous_format)
+    poses = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device)
     outputs = [(parameters[name], gradient, None, 0.0) for name, gradient in gradients.items()]
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, viewmats, (0.0,) * 4)
-    return GaussianGradients(**gradients, viewmats=viewmats)
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, poses, (0.0,) * 4)
+    return GaussianGradients(**gradients, viewmats=poses.sum(0))
 
 
 def project_backward_adam(
@@ -100,15 +107,18 @@ def project_backward_adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-15,
     step: int,
-    viewmats: Tensor | None = None,
-) -> None:
+    poses: bool = False,
+) -> Tensor | None:
     """``project_backward`` and a step of ``adam`` of all six parameters in one: gradients never reach memory.
 
     Args:
         moments: exp_avg and exp_avg_sq of each parameter, updated in place as the parameters are.
         rates: learning rate of each parameter.
         step: number of this step, from 1.
-        viewmats: [V, 4, 4] where to add the gradients of the poses, if they are wanted.
+        poses: whether gradients of the poses are wanted.
+
+    Returns:
+        dL/dviewmats [V, 4, 4], if wanted.
     """
     outputs = []
     for name in Gaussians.PARAMETERS:
@@ -118,7 +128,9 @@ def project_backward_adam(
         outputs.append((parameter, *moments[name], constants[2]))
     first_rate, second_rate, _, root_correction, eps = constants
     shared = (first_rate, second_rate, root_correction, eps)
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, viewmats, shared)
+    sums = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device) if poses else None
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, shared)
+    return None if sums is None else sums.sum(0)
 
 
 def _project_backward(
@@ -128,7 +140,7 @@ def _project_backward(
     records: Records,
     rows: Tensor,
     outputs: list[tuple[Tensor, Tensor, Tensor | None, float]],
-    viewmats: Tensor | None,
+    poses: Tensor | None,
     constants: tuple[float, float, float, float],
 ) -> None:
     """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, 0) or (parameter, two moments, step size)."""
@@ -143,7 +155,7 @@ def _project_backward(
         "SH_STORED": stored,
         "ANTIALIASED": settings.antialiased,
         "MULTI_VIEW": views > 1,
-        "POSES": viewmats is not None,
+        "POSES": poses is not None,
         "FUSED": outputs[0][2] is not None,
     }
     STARTS.kernel("find_starts")(
@@ -166,7 +178,7 @@ def _project_backward(
         rows.stride(0),
         records.gaussian,
         starts,
-        viewmats,
+        poses,
         records.state,
     )
 

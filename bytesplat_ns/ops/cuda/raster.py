@@ -22,9 +22,10 @@ from .buffers import on_device
 # Powers, logarithms and quotients are approximated to 2 ulp: far below what the rounding of means and conics costs.
 FORWARD = Program("rasterize.cu", fast_math=True)
 BACKWARD = Program("rasterize_backward.cu", fast_math=True)
-QUADRANTS = 4
-FORWARD_SHAPE = {"WARPS": 4, "UNROLL": 2}
-BACKWARD_SHAPE = {"WARPS": 4, "UNROLL": 2, "SPLIT": 1}
+QUARTERS = 4
+THREADS = 32
+FORWARD_SHAPE = {"UNROLL": 2}
+BACKWARD_SHAPE = {"UNROLL": 2, "SPLIT": 1}
 
 
 def rasterize(
@@ -40,8 +41,8 @@ def rasterize(
     image = Image(*(torch.empty(*shape, *channels, device=device) for channels in ((3,), (), ())))
     constants = FORWARD_SHAPE | {"STOP_ADD": settings.stop == "add", "INTERVAL": interval is not None}
     FORWARD.kernel("rasterize", **constants)(
-        -(-_warps(cameras) // constants["WARPS"]),
-        32 * constants["WARPS"],
+        _tiles(cameras) * QUARTERS,
+        THREADS,
         *_inputs(records, tiles, cameras, interval),
         image.rgb,
         image.depth,
@@ -71,8 +72,8 @@ def rasterize_backward(
         "DEPTH_GRADIENT": gradients.depth is not None,
     }
     BACKWARD.kernel("rasterize_backward", **constants)(
-        -(-_warps(cameras) // constants["WARPS"]),
-        32 * constants["WARPS"],
+        _tiles(cameras) * QUARTERS,
+        THREADS,
         *_inputs(records, tiles, cameras, interval),
         image.rgb,
         image.depth,
@@ -86,8 +87,8 @@ def rasterize_backward(
     return rows[:, :width]
 
 
-def _warps(cameras: Cameras) -> int:
-    return len(cameras) * cameras.tiles_y * cameras.tiles_x * QUADRANTS
+def _tiles(cameras: Cameras) -> int:
+    return len(cameras) * cameras.tiles_y * cameras.tiles_x
 
 
 def _inputs(
@@ -103,6 +104,5 @@ def _inputs(
         cameras.height,
         cameras.tiles_x,
         cameras.tiles_y,
-        len(cameras) * cameras.tiles_y * cameras.tiles_x,
         None if interval is None else interval.contiguous(),
     )

@@ -48,7 +48,7 @@ def _library(file: str, constants: nvrtc.Constants, folder: Path) -> ctypes.CDLL
         text = folder / f"{stem}.cpp"
         text.write_text(source)
         # Nothing is contracted but explicit fma, and nothing reordered: the kernels' own order of operations.
-        command = ["g++", "-std=c++17", "-O1", "-g", "-ffp-contract=off", "-march=native", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-march=native", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
         command += ["-Wno-unknown-pragmas", "-o", str(library), str(text)]
         subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

@@ -27,11 +27,13 @@
 using std::max;
 using std::min;
 
-struct float2 { float x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace simt {
@@ -195,7 +197,6 @@ inline unsigned __float_as_uint(float x) { unsigned w; std::memcpy(&w, &x, 4); r
 inline float __uint_as_float(unsigned w) { float x; std::memcpy(&x, &w, 4); return x; }
 inline int __ffs(unsigned w) { return __builtin_ffs(w); }
 inline int __popc(unsigned w) { return __builtin_popcount(w); }
-inline float __log2f(float x) { return std::log2(x); }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 // What csrc/cuda/device.h writes in PTX.
@@ -212,6 +213,7 @@ inline void copy_async_wait() {}
 inline uint64 load_shared_word(const uint64* address) { return *address; }
 inline void store_shared_word(uint64* address, uint64 word) { *address = word; }
 inline float exp2_fast(float x) { return std::exp2(x); }
+inline float log2_fast(float x) { return std::log2(x); }
 inline float reciprocal_fast(float x) { return 1.0f / x; }
 inline void add_vector(float* address, float x, float y, float z, float w) {
     if (reinterpret_cast<uintptr_t>(address) % 16) simt::fail("a vector of four floats is not aligned");
