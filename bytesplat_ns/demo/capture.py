@@ -22,8 +22,8 @@ from PIL import Image
 from bytesplat_ns.demo.raytracer import Scene
 from bytesplat_ns.demo.scene import still_life
 
-RINGS = ((17.0, 20), (31.0, 16), (46.0, 12))
-"""Elevation in degrees and share of the photos: higher rings are shorter."""
+RINGS = ((18.0, 2.9, 18), (30.0, 3.1, 16), (43.0, 3.2, 14))
+"""Elevation in degrees, distance and share of the photos: higher rings are shorter."""
 
 EXPOSURE = 1.3
 CLOUD_NOISE = 0.5
@@ -58,25 +58,27 @@ class Capture:
 
     @property
     def focal(self) -> float:
-        """Focal length in pixels: 55 degrees across."""
-        return 0.96 * self.width
+        """Focal length in pixels: 58 degrees across."""
+        return 0.9 * self.width
 
 
 def poses(capture: Capture) -> Array:
     """Camera-to-world matrices [V, 4, 4] around the table, OpenGL axes, world units."""
     draw = np.random.default_rng(capture.seed)
-    shares = np.cumsum([share for _, share in RINGS])
+    shares = np.cumsum([share for _, _, share in RINGS])
     ring = np.searchsorted(shares * capture.views / shares[-1], np.arange(capture.views), side="right")
     matrices = np.tile(np.eye(4), (capture.views, 1, 1))
     for v, matrix in enumerate(matrices):
+        elevation, distance, _ = RINGS[ring[v]]
         mates = np.flatnonzero(ring == ring[v])
+        # Held by hand: every camera is a little off its ring and off its aim.
         azimuth = 2 * np.pi * ((v - mates[0]) / len(mates) + 0.31 * ring[v]) + draw.normal(0, 0.03)
-        elevation = np.radians(RINGS[ring[v]][0] + draw.normal(0, 1.5))
-        target = np.array([0.0, 0.0, 0.12]) + draw.normal(0, 0.06, 3)
-        backward = np.array([np.cos(azimuth), np.sin(azimuth), np.tan(elevation)]) * np.cos(elevation)
+        height = np.radians(elevation + draw.normal(0, 1.5))
+        target = np.array([0.0, 0.0, 0.24]) + draw.normal(0, 0.05, 3)
+        backward = np.array([np.cos(azimuth), np.sin(azimuth), np.tan(height)]) * np.cos(height)
         right = np.array([-np.sin(azimuth), np.cos(azimuth), 0.0])
         matrix[:3, :3] = np.stack([right, np.cross(backward, right), backward], axis=1)
-        matrix[:3, 3] = target + draw.uniform(3.1, 3.5) * backward
+        matrix[:3, 3] = target + (distance + draw.normal(0, 0.1)) * backward
     return matrices
 
 

@@ -31,7 +31,7 @@ class Run:
 
     output: Path = Path("demo_output")
     """Folder for the capture, the run, the splat and the pictures."""
-    steps: int = 2000
+    steps: int = 2500
     """Training steps."""
     capture: Capture = field(default_factory=Capture)
 

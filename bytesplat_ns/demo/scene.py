@@ -62,10 +62,11 @@ def still_life() -> Scene:
     atlas, novel, cube = (0.42, 0.52, 0.075), (0.34, 0.44, 0.06), (0.16, 0.16, 0.16)
     navy, red = textures.book("23395b", "e0c58a", atlas), textures.book("8c2f39", "f0e0c0", novel)
     satin, shiny = {"roughness": 0.25, "glossy": True}, {"roughness": 0.17, "glossy": True}
+    waxed = {"roughness": 0.42, "glossy": True, "mirror": (0.02, 0.02, 0.02)}
     copper = {"roughness": 0.2, "glossy": True, "mirror": (0.93, 0.55, 0.38)}
     # distance, albedo, half extent, position, rotation
     solids = [
-        Solid(shapes.disc(1.55, 0.04, 0.02), textures.oak, (1.55, 1.55, 0.04), (0, 0, -0.04), **satin),
+        Solid(shapes.disc(1.55, 0.04, 0.02), textures.oak, (1.55, 1.55, 0.04), (0, 0, -0.04), **waxed),
         Solid(shapes.pedestal(), textures.walnut, (0.4, 0.4, 0.41), (0, 0, -0.49)),
         Solid(shapes.disc(0.62, 0.022, 0.02), textures.porcelain, (0.62, 0.62, 0.022), (-0.45, -0.62, 0.022), **shiny),
         Solid(shapes.ring(0.27, 0.135), textures.doughnut, (0.41, 0.41, 0.14), (-0.45, -0.62, 0.175), roughness=0.3),

@@ -178,11 +178,11 @@ def tiles(x: Array, y: Array) -> Array:
     """A floor of square tiles in two colours with a small diamond at each corner."""
     u, v = x / np.float32(0.62), y / np.float32(0.62)
     column, row = np.floor(u), np.floor(v)
-    tile = mix(rgb("c9b99a"), rgb("96492f"), np.mod(column + row, 2)) * (0.88 + 0.24 * scatter(column, row))
+    tile = mix(rgb("bba888"), rgb("9a5a40"), np.mod(column + row, 2)) * (0.88 + 0.24 * scatter(column, row))
     tile = tile * (1 + 0.06 * clouds(np.stack([x, y, 0 * x]), 8.0, seed=10))
     du, dv = np.abs(np.mod(u + 0.5, 1) - 0.5), np.abs(np.mod(v + 0.5, 1) - 0.5)  # from the nearest joint
-    tile = mix(rgb("b8ad9a"), tile, step(0.022, np.minimum(du, dv), 0.02))
-    return mix(rgb("28506b"), tile, step(0.2, du + dv, 0.03))
+    tile = mix(rgb("a89a84"), tile, step(0.022, np.minimum(du, dv), 0.02))
+    return mix(rgb("3f6478"), tile, step(0.2, du + dv, 0.03))
 
 
 def windowed_wall(u: Array, z: Array, period: float) -> tuple[Array, Array]:
