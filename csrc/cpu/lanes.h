@@ -1,5 +1,4 @@
-// Structures of csrc/common, such as Shape<T>, whose members are all of type T: of Floats they hold one structure of floats
-// in each lane.
+// Structures of csrc/common whose members are all of type T, such as Shape<T>: Shape<Floats> holds a shape in each lane.
 #pragma once
 #include "simd.h"
 
@@ -9,6 +8,7 @@ namespace bytesplat {
 
 template <template <class> class Of> constexpr size_t MEMBERS = sizeof(Of<float>) / sizeof(float);
 
+// The structure in one lane.
 template <template <class> class Of> inline Of<float> get_lane(const Of<Floats>& lanes, int lane) {
     static_assert(sizeof(Of<Floats>) == MEMBERS<Of> * sizeof(Floats));
     Of<float> result;
@@ -17,15 +17,11 @@ template <template <class> class Of> inline Of<float> get_lane(const Of<Floats>&
     return result;
 }
 
-template <template <class> class Of> inline void set_lane(Of<Floats>& lanes, int lane, const Of<float>& value) {
-    static_assert(sizeof(Of<Floats>) == MEMBERS<Of> * sizeof(Floats));
-    for (size_t i = 0; i < MEMBERS<Of>; ++i)
-        reinterpret_cast<Floats*>(&lanes)[i][lane] = reinterpret_cast<const float*>(&value)[i];
-}
-
+// The same structure in all lanes.
 template <template <class> class Of> inline Of<Floats> spread(const Of<float>& value) {
     Of<Floats> result;
-    for (int lane = 0; lane < LANES; ++lane) set_lane(result, lane, value);
+    for (size_t i = 0; i < MEMBERS<Of>; ++i)
+        reinterpret_cast<Floats*>(&result)[i] = broadcast<Floats>(reinterpret_cast<const float*>(&value)[i]);
     return result;
 }
 

@@ -45,12 +45,10 @@ void backward_lanes(const ProjectInput& in, const RecordInput& records, const Ca
         const float* rgb = records.table + RECORD_WIDTH * record + RGB;
         for (int c = 0; c < 3; ++c) d_rgb[c][lane] = rgb[c] > 0.0f ? row[RGB + c] : 0.0f;  // clamped: nothing passes
     }
-    const Shape<Floats> shapes =
-        in.shapes([&](int lane) { return records.gaussian[std::min(first + lane, last - 1)]; });
+    const Shape<Floats> shapes = in.shapes([&](int lane) { return records.gaussian[std::min(first + lane, last - 1)]; });
 
     // Phase 2: shape.
-    const Projection<Floats> p =
-        project_shape(shapes, camera, broadcast<Floats>(in.dilation), in.antialiased != 0);
+    const Projection<Floats> p = project_shape(shapes, camera, broadcast<Floats>(in.dilation), in.antialiased != 0);
     Shape<Floats> d_shapes{};
     project_shape_backward(shapes, camera, p, in.antialiased != 0, g, d_shapes, pose);
 

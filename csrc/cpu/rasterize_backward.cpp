@@ -14,13 +14,13 @@ namespace bytesplat {
 namespace {
 
 struct BackwardInput {
-    const int64_t* pair;          // [P] number of the pair at each place of the tile lists
-    const int64_t* pair_offsets;  // [M + 1]
-    const float* rgb;             // [V, H, W, 3], what rasterize returned
-    const float* depth;           // [V, H, W]
-    const float* transmittance;   // [V, H, W]
-    const float* d_rgb;           // [V, H, W, 3]
-    const float* d_depth;         // [V, H, W] or null
+    const int64_t* pair;           // [P] number of the pair at each place of the tile lists
+    const int64_t* pair_offsets;   // [M + 1]
+    const float* rgb;              // [V, H, W, 3], what rasterize returned
+    const float* depth;            // [V, H, W]
+    const float* transmittance;    // [V, H, W]
+    const float* d_rgb;            // [V, H, W, 3]
+    const float* d_depth;          // [V, H, W] or null
     const float* d_transmittance;  // [V, H, W] or null
     int statistics;
 };
@@ -48,8 +48,7 @@ struct Upstream {
 };
 
 template <StopRule STOP, bool INTERVAL, bool D_DEPTH, bool STATISTICS>
-void tile_rows(const RasterInput& in, const BackwardInput& back, const Tile& tile,
-               float* pair_rows) {
+void tile_rows(const RasterInput& in, const BackwardInput& back, const Tile& tile, float* pair_rows) {
     constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
     TileState state(in, tile);
     Upstream upstream(back, tile);

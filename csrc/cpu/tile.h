@@ -12,10 +12,10 @@ constexpr int BLOCK_WIDTH = 4, BLOCK_HEIGHT = LANES / BLOCK_WIDTH;  // pixels
 constexpr int BLOCKS_X = TILE / BLOCK_WIDTH, BLOCKS = TILE * TILE / LANES;
 
 // Of each block its first pixel in the tile, of each lane its pixel in the block.
-struct Layout {
-    alignas(64) float block_x[BLOCKS], block_y[BLOCKS], lane_x[LANES], lane_y[LANES];
+struct Grid {
+    float block_x[BLOCKS], block_y[BLOCKS], lane_x[LANES], lane_y[LANES];
 
-    constexpr Layout() : block_x{}, block_y{}, lane_x{}, lane_y{} {
+    constexpr Grid() : block_x{}, block_y{}, lane_x{}, lane_y{} {
         for (int i = 0; i < BLOCKS; ++i) {
             block_x[i] = float(i % BLOCKS_X * BLOCK_WIDTH);
             block_y[i] = float(i / BLOCKS_X * BLOCK_HEIGHT);
@@ -26,7 +26,7 @@ struct Layout {
         }
     }
 };
-constexpr Layout LAYOUT;
+constexpr Grid GRID;
 
 // What both directions read. Images have the size of the largest view of the round.
 struct RasterInput {
@@ -41,9 +41,10 @@ struct RasterInput {
 
     int tiles_x() const { return (width + TILE - 1) / TILE; }
     int tiles_y() const { return (height + TILE - 1) / TILE; }
+    int64_t tiles() const { return int64_t(views) * tiles_x() * tiles_y(); }
+
     // The record at a place of the tile lists.
     const float* record(int64_t place) const { return table + int64_t(RECORD_WIDTH) * records[place]; }
-    int64_t tiles() const { return int64_t(views) * tiles_x() * tiles_y(); }
 };
 
 // Where a tile lies.
@@ -89,11 +90,11 @@ struct Splat {
           b(broadcast<Floats>(record[CONIC + 1])),
           half_c(broadcast<Floats>(0.5f * record[CONIC + 2])),
           opacity(broadcast<Floats>(record[OPACITY])),
-          lane_dx(load(LAYOUT.lane_x) + first_dx),
-          lane_dy(load(LAYOUT.lane_y) + first_dy) {}
+          lane_dx(load(GRID.lane_x) + first_dx),
+          lane_dy(load(GRID.lane_y) + first_dy) {}
 
-    Floats dx(int block) const { return lane_dx + LAYOUT.block_x[block]; }
-    Floats dy(int block) const { return lane_dy + LAYOUT.block_y[block]; }
+    Floats dx(int block) const { return lane_dx + GRID.block_x[block]; }
+    Floats dy(int block) const { return lane_dy + GRID.block_y[block]; }
 
     Floats visibility(Floats dx, Floats dy) const { return exp_minus(blend_sigma(half_a, b, half_c, dx, dy)); }
 
@@ -102,7 +103,7 @@ struct Splat {
         const Floats a = half_a + half_a, c = half_c + half_c;
         uint64_t blocks = 0;
         for (int block = 0; block < BLOCKS; block += LANES) {
-            const Floats x = load(LAYOUT.block_x + block) + first_dx, y = load(LAYOUT.block_y + block) + first_dy;
+            const Floats x = load(GRID.block_x + block) + first_dx, y = load(GRID.block_y + block) + first_dy;
             const Floats least = box_sigma(a, b, c, x, x + float(BLOCK_WIDTH - 1), y, y + float(BLOCK_HEIGHT - 1));
             blocks |= uint64_t(bits(least <= threshold)) << block;
         }
@@ -112,7 +113,7 @@ struct Splat {
 
 // Pixels of a tile at rest, before the first record.
 struct TileState {
-    Floats transmittance[BLOCKS];         // sign and meaning: blend_step
+    Floats transmittance[BLOCKS];        // sign and meaning: blend_step
     Floats z_in[BLOCKS], z_out[BLOCKS];  // depth interval, only set where there is one
 
     TileState(const RasterInput& in, const Tile& tile) {

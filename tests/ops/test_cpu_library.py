@@ -196,7 +196,7 @@ def test_wrong_argument(call: Callable[[], None], message: str) -> None:
 
 @needs_library
 def test_needles_stay_in_their_tiles() -> None:
-    """A diagonal needle crosses few tiles of its bounding box; ten million times longer than wide, it is still sound."""
+    """A diagonal needle crosses few tiles of its bounding box; ten million times as long as wide it is still sound."""
     gaussians = ball(1, 62, degree=0, spread=0, logit=6.0, logit_spread=0)
     gaussians.quats[0] = torch.tensor([0.92388, 0, 0, 0.382683])  # 45 degrees around the line of sight
     cameras, settings = look((256, 256)), RenderSettings(sh_degree=0)
