@@ -14,7 +14,7 @@ SPHERES = 24
 
 
 def room(count: int, width: int, height: int, device: str = "cuda", seed: int = 0) -> tuple[Gaussians, Cameras]:
-    """``count`` Gaussians, flat on the surfaces but for 15 % that float freely, in random order; and one view of them."""
+    """``count`` Gaussians, flat on surfaces but for 15 % that float freely, in random order; and one view of them."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -46,7 +46,8 @@ def room(count: int, width: int, height: int, device: str = "cuda", seed: int = 
         normals.append(direction)
 
     # 2. Floaters.
-    points.append(torch.stack([(uniform(floating) - 0.5) * 16, -4 + uniform(floating) * 6, 0.5 + uniform(floating) * 15.5], -1))
+    x, y, z = (uniform(floating) for _ in range(3))
+    points.append(torch.stack([(x - 0.5) * 16, -4 + y * 6, 0.5 + z * 15.5], -1))
     normals.append(torch.nn.functional.normalize(normal(floating, 3)))
 
     # 3. Discs that face along the normals, about as large as their distance from each other.
@@ -65,7 +66,8 @@ def room(count: int, width: int, height: int, device: str = "cuda", seed: int = 
     order = torch.randperm(count, generator=generator)
     parameters = (torch.cat(points), torch.nn.functional.normalize(quats), scales, opacity.logit()[:, None])
     parameters = (*parameters, harmonics[:, 0], harmonics[:, 1:])
-    gaussians = Gaussians(*(p[order].contiguous().to(device) for p in parameters), ids=torch.arange(count, device=device))
+    ids = torch.arange(count, device=device)
+    gaussians = Gaussians(*(p[order].contiguous().to(device) for p in parameters), ids=ids)
     intrinsics = torch.tensor([[0.8 * width, 0.8 * width, width / 2, height / 2]], device=device)
     sizes = torch.tensor([[width, height]], dtype=torch.int32, device=device)
     return gaussians, Cameras(torch.eye(4, device=device)[None], intrinsics, sizes, width, height)

@@ -24,7 +24,8 @@ from .nvrtc import Program, program_options
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 USAGE = re.compile(
-    r"Compiling entry function '(?P<kernel>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores, "
+    r"Compiling entry function '(?P<kernel>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<spill>\d+) bytes spill stores, "
     r"\d+ bytes spill loads.*?Used (?P<registers>\d+) registers(?P<more>[^\n]*)",
     re.DOTALL,
 )

@@ -129,15 +129,15 @@ class TileLists:
 
     offsets: Tensor  # [V * tiles_y * tiles_x + 1] int64
     records: Tensor  # [P] int32, indices into Records
-    # The same pairs numbered record by record, for sums over a record's tiles in a fixed order. Backends whose sums have
-    # no fixed order leave both empty.
+    # The same pairs numbered record by record, for sums over a record's tiles in a fixed order. Backends whose sums
+    # have no fixed order leave both empty.
     pair: Tensor  # [P] int64
     pair_offsets: Tensor  # [M + 1] int64, the pairs of record m are numbered pair_offsets[m] to pair_offsets[m + 1]
 
 
 @dataclass
 class Image:
-    """A rasterized round, before background, clamping and composition. Pixels outside a view's own size hold 0, 0, 1."""
+    """A rasterized round, before background, clamping and composition. Outside a view's own size: 0, 0, 1."""
 
     rgb: Tensor  # [V, H, W, 3] float32, unclamped
     depth: Tensor  # [V, H, W] float32, sum of alpha T z (not normalised), world units

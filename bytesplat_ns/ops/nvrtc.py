@@ -1,8 +1,8 @@
 """CUDA kernels from source, compiled when they are first needed: no nvcc, no host compiler, no build step.
 
 NVRTC, which every CUDA build of torch brings along, compiles a file of ``csrc/cuda`` together with the headers it
-includes for the GPU at hand. What a run knows (image channels, degree of the harmonics, switches) becomes a compile-time
-constant. Compiled programs are kept on disk, so that only the first run on a machine waits for the compiler.
+includes for the GPU at hand. What a run knows (image channels, degree of the harmonics, switches) becomes a compile-
+time constant. Compiled programs are kept on disk, so that only the first run on a machine waits for the compiler.
 
     program = Program("adam.cu")
     program.kernel("adam")(blocks, threads, parameter, gradient, ...)   # on torch's current stream
@@ -27,7 +27,7 @@ from bytesplat_ns.ops.sources import csrc
 log = logging.getLogger(__name__)
 
 OLDEST = 80
-"""Lowest compute capability (times ten) that the kernels are written for: asynchronous copies, tf32 and bf16 matrices."""
+"""Lowest compute capability (times ten) the kernels are written for: asynchronous copies, tf32 and bf16 matrices."""
 
 Constants = tuple[tuple[str, int], ...]
 """Compile-time constants by name, sorted."""
@@ -101,7 +101,8 @@ def parse_parameters(source: str, kernel: str) -> list[Callable[[Any], Any]]:
     assert match, f"no kernel {kernel}"
     parameters = []
     for declaration in match[1].split(","):
-        kind, star, name = re.fullmatch(r"\s*(?:const )?([\w ]+?)\s*(\*?)\s*(?:__restrict__ )?(\w+)\s*", declaration).groups()
+        pattern = r"\s*(?:const )?([\w ]+?)\s*(\*?)\s*(?:__restrict__ )?(\w+)\s*"
+        kind, star, name = re.fullmatch(pattern, declaration).groups()
         parameters.append(_pointer(kernel, name, POINTERS[kind]) if star else SCALARS[kind])
     return parameters
 

@@ -1,8 +1,9 @@
 """From Gaussians to gradient rows without an idle GPU.
 
-How many records and pairs there are is known on the device first. ``project`` and ``bin`` wait for it, which leaves the GPU
-without work meanwhile. Here all stages up to the gradient rows are handed to the GPU at once, with buffers as long as the
-last counts suggest; the host reads the counts while the rasterizer runs, and repeats the stages if something did not fit.
+How many records and pairs there are is known on the device first. ``project`` and ``bin`` wait for it, which leaves the
+GPU without work meanwhile. Here all stages up to the gradient rows are handed to the GPU at once, with buffers as long
+as the last counts suggest; the host reads the counts while the rasterizer runs, and repeats the stages if something did
+not fit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Buffers whose used length only the device knows, and how long to make them.
 
-The kernels count visible records and (record, tile) pairs on the device. Buffers are made longer than the last counts; a
-kernel whose output does not fit raises ``halted``, and all later kernels of the step then do nothing.
+The kernels count visible records and (record, tile) pairs on the device. Buffers are made longer than the last counts;
+a kernel whose output does not fit raises ``halted``, and all later kernels of the step then do nothing.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _project_backward(
     poses: Tensor | None,
     constants: tuple[float, float, float, float],
 ) -> None:
-    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, 0) or (parameter, two moments, step size)."""
+    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, 0) or (parameter, moments, step size)."""
     records, stored = on_device(records), gaussians.features_rest.shape[1]
     if rows.stride(1) != 1 or rows.stride(0) % 4:
         rows = torch.nn.functional.pad(rows[:, :RECORD_WIDTH], (0, RECORD_STRIDE - RECORD_WIDTH))
@@ -159,7 +159,14 @@ def _project_backward(
         "FUSED": outputs[0][2] is not None,
     }
     STARTS.kernel("find_starts")(
-        len(records) // THREADS + 1, THREADS, records.gaussian, records.view, blocks_per_view, views, starts, records.state
+        len(records) // THREADS + 1,
+        THREADS,
+        records.gaussian,
+        records.view,
+        blocks_per_view,
+        views,
+        starts,
+        records.state,
     )
     BACKWARD.kernel("project_backward", **switches)(
         blocks_per_view,

@@ -1,7 +1,7 @@
 """Runs the CUDA kernels on a CPU, so that machines without a GPU test them too.
 
-The text that NVRTC would compile is compiled by g++ with ``simt.h`` in place of ``csrc/cuda/device.h``. ``install`` puts
-this in the place of NVRTC; the stages of ``ops.cuda`` then take CPU tensors.
+The text that NVRTC would compile is compiled by g++ with ``simt.h`` in place of ``csrc/cuda/device.h``. ``install``
+puts this in the place of NVRTC; the stages of ``ops.cuda`` then take CPU tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _library(file: str, constants: nvrtc.Constants, folder: Path) -> ctypes.CDLL
         text = folder / f"{stem}.cpp"
         text.write_text(source)
         # Nothing is contracted but explicit fma, and nothing reordered: the kernels' own order of operations.
-        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-march=native", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-march=native", "-U_FORTIFY_SOURCE"]
+        command += ["-shared", "-fPIC"]
         command += ["-Wno-unknown-pragmas", "-o", str(library), str(text)]
         subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))
@@ -57,7 +58,8 @@ def _library(file: str, constants: nvrtc.Constants, folder: Path) -> ctypes.CDLL
 def _emulated_source(file: str, constants: nvrtc.Constants) -> str:
     """The kernels' text with the emulator ahead, and behind it a function that launches each kernel."""
     text = nvrtc.read_source(file)
-    device = re.escape((HERE.parents[1].parent / "csrc" / "cuda" / "device.h").read_text().replace("#pragma once\n", ""))
+    header = HERE.parents[1].parent / "csrc" / "cuda" / "device.h"
+    device = re.escape(header.read_text().replace("#pragma once\n", ""))
     text = re.sub(device, "", text)
     macros = [f"#define {name} {int(value)}" for name, value in constants]
     kernels = re.findall(r"__global__ void[^;{}]*?(\w+)\s*\(([^)]*)\)\s*\{", re.sub(r"//.*", "", text))
