@@ -11,12 +11,14 @@
 
 using namespace bytesplat;
 
-constexpr int SIDE = 32;             // of a block's part of the image
+constexpr int SIDE = 32;  // of a block's part of the image
 constexpr int MARGIN = SSIM_TAPS / 2;
 constexpr int HALO = SIDE + 2 * MARGIN;
-constexpr int PITCH = HALO + 2;      // a multiple of four floats
+constexpr int PITCH = HALO + 2;  // a multiple of four floats
 constexpr int THREADS = 256;
-constexpr int RUN = 4;               // neighbouring outputs of a thread
+constexpr int WARPS = THREADS / WARP;
+constexpr int RUN = 4;                     // neighbouring outputs of a thread
+constexpr int INPUTS = RUN + SSIM_TAPS - 1;  // what they are filtered from
 
 // One view of the round.
 struct View {
@@ -26,7 +28,7 @@ struct View {
     const float* transmittance;  // [height, stride]
     const void* target;        // [height, stride, TARGET_CHANNELS]
     const unsigned char* mask;  // [height, stride], if MASKED
-    float background[3];
+    const float* background;    // [3]
 
     __device__ bool inside(int x, int y) const { return x >= 0 && y >= 0 && x < width && y < height; }
     __device__ bool keeps(int x, int y) const { return !MASKED || mask[static_cast<long long>(y) * stride + x]; }
@@ -67,8 +69,7 @@ __device__ inline Part part_of_block(const float* rgb, const float* transmittanc
     const long long pixels = static_cast<long long>(part.index) * height * width;
     const int bytes = TARGET_CHANNELS * (TARGET_BYTES ? 1 : 4);
     part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, rgb + 3 * pixels, transmittance + pixels,
-                 target + pixels * bytes, MASKED ? mask + pixels : nullptr,
-                 {background[3 * part.index], background[3 * part.index + 1], background[3 * part.index + 2]}};
+                 target + pixels * bytes, MASKED ? mask + pixels : nullptr, background + 3 * part.index};
     return part;
 }
 
@@ -79,11 +80,39 @@ __device__ inline void read_counts(const View& view, int index, const unsigned l
     windows = MASKED ? counts[2 * index + 1] : across > 0 && down > 0 ? static_cast<float>(across) * down : 0.0f;
 }
 
-__device__ inline float filter(const float* values, int first) {
-    float sum = 0.0f;
+// Four neighbouring outputs of the filter.
+__device__ inline float4 filter(const float values[INPUTS]) {
+    float sum[RUN] = {};
 #pragma unroll
-    for (int tap = 0; tap < SSIM_TAPS; ++tap) sum = fmaf(ssim_weight(tap), values[first + tap], sum);
-    return sum;
+    for (int tap = 0; tap < SSIM_TAPS; ++tap)
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) sum[k] = fmaf(ssim_weight(tap), values[k + tap], sum[k]);
+    return make_float4(sum[0], sum[1], sum[2], sum[3]);
+}
+
+// The inputs of four outputs along a row, the first one aligned to four floats.
+__device__ inline void read_row(const float* source, float values[INPUTS]) {
+#pragma unroll
+    for (int v = 0; v < INPUTS; v += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(source + v);
+        values[v] = four.x, values[v + 1] = four.y;
+        if (v + 2 < INPUTS) values[v + 2] = four.z, values[v + 3] = four.w;
+    }
+}
+__device__ inline void read_column(const float (*source)[SIDE], float values[INPUTS]) {
+#pragma unroll
+    for (int k = 0; k < INPUTS; ++k) values[k] = source[k][threadIdx.x % SIDE];
+}
+
+// Calls visit(column, row, x, y, inside) for each pixel of the part with its margin; a warp goes along a row.
+template <class Visit> __device__ inline void for_each_pixel(const Part& part, Visit visit) {
+    for (int row = threadIdx.x / WARP; row < HALO; row += WARPS) {
+        const int y = part.y + row - MARGIN;
+        for (int column = threadIdx.x % WARP; column < HALO; column += WARP) {
+            const int x = part.x + column - MARGIN;
+            visit(column, row, x, y, part.view.inside(x, y));
+        }
+    }
 }
 
 __device__ inline float sum_of_block(float value) {
@@ -131,71 +160,54 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
                   float* __restrict__ derivatives,   // [V, 3 channels, 3 terms, H, W]; zero where there is no window
                   const long long* state) {  // or null
     if (state && step_state(state).halted) return;
-    __shared__ __align__(16) float image[HALO * PITCH], photo[HALO * PITCH];
-    __shared__ __align__(16) float means[5][HALO][SIDE];  // filtered along rows: x, y, x^2, y^2, x y
+    __shared__ __align__(16) float images[2][HALO * PITCH];  // ours and the photo
+    __shared__ __align__(16) float means[5][HALO][SIDE];     // filtered along rows: x, y, x^2, y^2, x y
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);
     const View& view = part.view;
     float difference = 0.0f, similarity = 0.0f;
     for (int c = 0; c < 3; ++c) {
         // Phase 1: both images, masked pixels and what is outside as zero.
-        for (int i = threadIdx.x; i < HALO * PITCH; i += THREADS) {
-            const int x = part.x + i % PITCH - MARGIN, y = part.y + i / PITCH - MARGIN;
-            const bool counts = view.inside(x, y) && view.keeps(x, y);
-            const float composed = counts ? clamp(view.composed(x, y, c), 0.0f, 1.0f) : 0.0f;
+        for_each_pixel(part, [&](int column, int row, int x, int y, bool inside) {
+            const bool counts = inside && view.keeps(x, y);
+            const float ours = counts ? __saturatef(view.composed(x, y, c)) : 0.0f;
             const float wanted = counts ? view.photo(x, y, c) : 0.0f;
-            image[i] = composed, photo[i] = wanted;
-            const bool own = x >= part.x && x < part.x + SIDE && y >= part.y && y < part.y + SIDE;
-            if (own) difference += fabsf(composed - wanted);
-        }
+            images[0][row * PITCH + column] = ours, images[1][row * PITCH + column] = wanted;
+            const bool own = column >= MARGIN && column < MARGIN + SIDE && row >= MARGIN && row < MARGIN + SIDE;
+            if (own) difference += fabsf(ours - wanted);
+        });
         __syncthreads();
-        // Phase 2: along rows.
-        for (int i = threadIdx.x; i < HALO * (SIDE / RUN); i += THREADS) {
-            const int row = i / (SIDE / RUN), first = i % (SIDE / RUN) * RUN;
-            float x[RUN + SSIM_TAPS + 1], y[RUN + SSIM_TAPS + 1], product[RUN + SSIM_TAPS - 1];
+        // Phase 2: along rows. A third of the threads each: ours and its square, the photo and its square, the product.
+        constexpr int RUNS = HALO * (SIDE / RUN);
+        for (int i = threadIdx.x; i < 3 * RUNS; i += THREADS) {
+            const int what = i / RUNS, run = i % RUNS, row = run / (SIDE / RUN), first = run % (SIDE / RUN) * RUN;
+            float values[INPUTS], others[INPUTS];
+            read_row(&images[what == 1][row * PITCH + first], values);
+            const auto put = [&](int term) { *reinterpret_cast<float4*>(&means[term][row][first]) = filter(values); };
+            if (what < 2) put(what);
+            if (what == 2) read_row(&images[1][row * PITCH + first], others);
 #pragma unroll
-            for (int v = 0; v < (RUN + SSIM_TAPS + 1) / 4; ++v) {
-                const float4 four_x = *reinterpret_cast<const float4*>(&image[row * PITCH + first + 4 * v]);
-                const float4 four_y = *reinterpret_cast<const float4*>(&photo[row * PITCH + first + 4 * v]);
-                x[4 * v] = four_x.x, x[4 * v + 1] = four_x.y, x[4 * v + 2] = four_x.z, x[4 * v + 3] = four_x.w;
-                y[4 * v] = four_y.x, y[4 * v + 1] = four_y.y, y[4 * v + 2] = four_y.z, y[4 * v + 3] = four_y.w;
-            }
-            const auto put = [&](int term, const float* values) {
-                *reinterpret_cast<float4*>(&means[term][row][first]) =
-                    make_float4(filter(values, 0), filter(values, 1), filter(values, 2), filter(values, 3));
-            };
-            put(0, x);
-            put(1, y);
-#pragma unroll
-            for (int k = 0; k < RUN + SSIM_TAPS - 1; ++k) product[k] = x[k] * y[k];
-            put(4, product);
-#pragma unroll
-            for (int k = 0; k < RUN + SSIM_TAPS - 1; ++k) product[k] = x[k] * x[k];
-            put(2, product);
-#pragma unroll
-            for (int k = 0; k < RUN + SSIM_TAPS - 1; ++k) product[k] = y[k] * y[k];
-            put(3, product);
+            for (int k = 0; k < INPUTS; ++k) values[k] *= what == 2 ? others[k] : values[k];
+            put(2 + what);
         }
         __syncthreads();
         // Phase 3: along columns, and the windows.
-        const int column = threadIdx.x % SIDE, first = threadIdx.x / SIDE * RUN;
-        float mean[5][RUN];
+        const int first = threadIdx.x / SIDE * RUN, x = part.x + threadIdx.x % SIDE;
+        float4 mean[5];
 #pragma unroll
         for (int term = 0; term < 5; ++term) {
-            float values[RUN + SSIM_TAPS - 1];
-#pragma unroll
-            for (int k = 0; k < RUN + SSIM_TAPS - 1; ++k) values[k] = means[term][first + k][column];
-#pragma unroll
-            for (int k = 0; k < RUN; ++k) mean[term][k] = filter(values, k);
+            float values[INPUTS];
+            read_column(&means[term][first], values);
+            mean[term] = filter(values);
         }
         const long long plane = static_cast<long long>(height) * width;
         float* out = derivatives + (part.index * 3ll + c) * 3 * plane;
-        const int x = part.x + column;
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
             const int y = part.y + first + k;
             if (x >= width || y >= height) continue;
+            const auto of = [&](int term) { return (&mean[term].x)[k]; };
             Ssim<float> window = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (view.has_window(x, y)) window = ssim(mean[0][k], mean[1][k], mean[2][k], mean[3][k], mean[4][k]);
+            if (view.has_window(x, y)) window = ssim(of(0), of(1), of(2), of(3), of(4));
             similarity += window.value;
             const long long pixel = static_cast<long long>(y) * width + x;
             out[pixel] = window.d_mean, out[plane + pixel] = window.d_square, out[2 * plane + pixel] = window.d_product;
@@ -227,8 +239,8 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      float* __restrict__ d_transmittance,  // [V, H, W]
                      const long long* state) {  // or null
     if (state && step_state(state).halted) return;
-    __shared__ __align__(16) float source[HALO * PITCH];
-    __shared__ __align__(16) float rows[HALO][SIDE];
+    __shared__ __align__(16) float terms[3][HALO * PITCH];
+    __shared__ __align__(16) float rows[3][HALO][SIDE];  // filtered along rows
     const Part part = part_of_block(rgb, transmittance, target, mask, background, sizes, width, height);
     const View& view = part.view;
     float pixels, windows;
@@ -241,49 +253,44 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
     const float l1_scale = pixels > 0 ? (1.0f - lambda) / (3.0f * pixels) : 0.0f;
     const float ssim_scale = windows > 0 ? -lambda / (3.0f * windows) : 0.0f;
 
-    const int column = threadIdx.x % SIDE, first_row = threadIdx.x / SIDE * RUN;
-    const int x = part.x + column;
+    const int first_row = threadIdx.x / SIDE * RUN, x = part.x + threadIdx.x % SIDE;
+    const long long plane = static_cast<long long>(height) * width;
     float gradient[RUN][3];
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-        float spread[3][RUN];
+        const float* source = derivatives + (part.index * 3ll + c) * 3 * plane;
+        for_each_pixel(part, [&](int column, int row, int px, int py, bool inside) {
+            const float* of_pixel = source + static_cast<long long>(py) * width + px;
+            for (int term = 0; term < 3; ++term) terms[term][row * PITCH + column] = inside ? of_pixel[term * plane] : 0.0f;
+        });
+        __syncthreads();
+        constexpr int RUNS = HALO * (SIDE / RUN);
+        for (int i = threadIdx.x; i < 3 * RUNS; i += THREADS) {
+            const int term = i / RUNS, run = i % RUNS, row = run / (SIDE / RUN), first = run % (SIDE / RUN) * RUN;
+            float values[INPUTS];
+            read_row(&terms[term][row * PITCH + first], values);
+            *reinterpret_cast<float4*>(&rows[term][row][first]) = filter(values);
+        }
+        __syncthreads();
+        float4 spread[3];
 #pragma unroll
         for (int term = 0; term < 3; ++term) {
-            const float* plane = derivatives + ((part.index * 3ll + c) * 3 + term) * height * width;
-            for (int i = threadIdx.x; i < HALO * PITCH; i += THREADS) {
-                const int px = part.x + i % PITCH - MARGIN, py = part.y + i / PITCH - MARGIN;
-                source[i] = view.inside(px, py) ? plane[static_cast<long long>(py) * width + px] : 0.0f;
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < HALO * (SIDE / RUN); i += THREADS) {
-                const int row = i / (SIDE / RUN), first = i % (SIDE / RUN) * RUN;
-                float v[RUN + SSIM_TAPS + 1];
-#pragma unroll
-                for (int k = 0; k < (RUN + SSIM_TAPS + 1) / 4; ++k) {
-                    const float4 four = *reinterpret_cast<const float4*>(&source[row * PITCH + first + 4 * k]);
-                    v[4 * k] = four.x, v[4 * k + 1] = four.y, v[4 * k + 2] = four.z, v[4 * k + 3] = four.w;
-                }
-                *reinterpret_cast<float4*>(&rows[row][first]) =
-                    make_float4(filter(v, 0), filter(v, 1), filter(v, 2), filter(v, 3));
-            }
-            __syncthreads();
-            float v[RUN + SSIM_TAPS - 1];
-#pragma unroll
-            for (int k = 0; k < RUN + SSIM_TAPS - 1; ++k) v[k] = rows[first_row + k][column];
-#pragma unroll
-            for (int k = 0; k < RUN; ++k) spread[term][k] = filter(v, k);
+            float values[INPUTS];
+            read_column(&rows[term][first_row], values);
+            spread[term] = filter(values);
         }
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
             const int y = part.y + first_row + k;
             gradient[k][c] = 0.0f;
             if (!view.inside(x, y) || !view.keeps(x, y)) continue;
+            const auto of = [&](int term) { return (&spread[term].x)[k]; };
             const float unclamped = view.composed(x, y, c), wanted = view.photo(x, y, c);
             if (!(unclamped >= 0.0f && unclamped <= 1.0f)) continue;
             const float sign = unclamped > wanted ? 1.0f : unclamped < wanted ? -1.0f : 0.0f;
-            gradient[k][c] = fmaf(l1_scale, sign,
-                                  ssim_scale * (spread[0][k] + 2.0f * unclamped * spread[1][k] + wanted * spread[2][k]));
+            gradient[k][c] = fmaf(l1_scale, sign, ssim_scale * (of(0) + 2.0f * unclamped * of(1) + wanted * of(2)));
         }
+        __syncthreads();
     }
 #pragma unroll
     for (int k = 0; k < RUN; ++k) {

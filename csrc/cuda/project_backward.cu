@@ -55,6 +55,14 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
     Shape<float> gradient = {};
     float d_dc[3] = {}, d_rest[REST_USED > 0 ? REST_USED : 1] = {};
 
+    // On its way while the record is looked for.
+    Shape<float> shape = {};
+    if (gaussian < scene.gaussians) {
+        const float4 quat = reinterpret_cast<const float4*>(scene.quats)[gaussian];
+        shape.quat[0] = quat.x, shape.quat[1] = quat.y, shape.quat[2] = quat.z, shape.quat[3] = quat.w;
+        for (int i = 0; i < 3; ++i) shape.mean[i] = scene.means[3ll * gaussian + i], shape.scale[i] = scene.scales[3ll * gaussian + i];
+        shape.opacity = scene.opacities[gaussian];
+    }
     for (int view = 0; view < (MULTI_VIEW ? scene.views : 1); ++view) {
         // Phase 1: which record is the Gaussian's in this view.
         const long long* starts = scene.starts + static_cast<long long>(view) * scene.blocks_per_view + blockIdx.x;
@@ -74,11 +82,6 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
         if (visible) {
             // Phase 2: shape.
             const Camera<float> camera = load_camera(scene.viewmats + 16 * view, scene.intrinsics + 4 * view, scene.sizes + 2 * view);
-            Shape<float> shape;
-            const float4 quat = reinterpret_cast<const float4*>(scene.quats)[gaussian];
-            shape.quat[0] = quat.x, shape.quat[1] = quat.y, shape.quat[2] = quat.z, shape.quat[3] = quat.w;
-            for (int i = 0; i < 3; ++i) shape.mean[i] = scene.means[3ll * gaussian + i], shape.scale[i] = scene.scales[3ll * gaussian + i];
-            shape.opacity = scene.opacities[gaussian];
             const float4* row = reinterpret_cast<const float4*>(scene.rows + record * scene.row_stride);
             const float4 A = row[0], B = row[1];
             const float2 C = *reinterpret_cast<const float2*>(row + 2);
@@ -153,7 +156,7 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
 
 // For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the first
 // moment and nothing for the second.
-extern "C" __global__ void __launch_bounds__(THREADS, MULTI_VIEW ? 2 : 4)
+extern "C" __global__ void __launch_bounds__(THREADS, MULTI_VIEW ? 2 : 5)
 project_backward(float* means, float* means_1, float* means_2, float means_rate,                      // [N, 3]
                  float* quats, float* quats_1, float* quats_2, float quats_rate,                      // [N, 4]
                  float* scales, float* scales_1, float* scales_2, float scales_rate,                  // [N, 3]

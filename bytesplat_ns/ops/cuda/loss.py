@@ -8,8 +8,7 @@ from torch import Tensor
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.nvrtc import Program
 
-# Quotients to 2 ulp: SSIM loses more digits where it subtracts squares of means from means of squares.
-LOSS = Program("loss.cu", fast_math=True)
+LOSS = Program("loss.cu")
 THREADS = 256
 SIDE = 32
 

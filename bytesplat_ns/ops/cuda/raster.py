@@ -19,9 +19,8 @@ from bytesplat_ns.ops.nvrtc import Program
 
 from .buffers import on_device
 
-# Powers, logarithms and quotients are approximated to 2 ulp: far below what the rounding of means and conics costs.
-FORWARD = Program("rasterize.cu", fast_math=True)
-BACKWARD = Program("rasterize_backward.cu", fast_math=True)
+FORWARD = Program("rasterize.cu")
+BACKWARD = Program("rasterize_backward.cu")
 QUARTERS = 4
 THREADS = 32
 FORWARD_SHAPE = {"UNROLL": 2}

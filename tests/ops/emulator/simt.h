@@ -195,6 +195,7 @@ template <class T> inline T atomicMax(T* address, T value) { const T old = *addr
 
 inline unsigned __float_as_uint(float x) { unsigned w; std::memcpy(&w, &x, 4); return w; }
 inline float __uint_as_float(unsigned w) { float x; std::memcpy(&x, &w, 4); return x; }
+inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
 inline int __ffs(unsigned w) { return __builtin_ffs(w); }
 inline int __popc(unsigned w) { return __builtin_popcount(w); }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
