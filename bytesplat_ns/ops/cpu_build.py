@@ -20,7 +20,7 @@ from pathlib import Path
 from .sources import csrc
 
 FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility-inlines-hidden"),
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility-inlines-hidden", "-pthread", "-fopenmp-simd"),
     # No caller reads errno or floating-point exception flags. NaN and infinity keep their meaning.
     *("-fno-math-errno", "-fno-trapping-math"),
 )
@@ -64,24 +64,18 @@ def _build_level(target: Path, flags: tuple[str, ...]) -> Path:
     inputs = [*sources, *(root / "cpu").glob("*.h"), *(root / "common").glob("*.h"), Path(__file__)]
     if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return target
+    # Into a folder of its own, then renamed: a process may have the old library loaded.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        _compile(["-c", *FLAGS, *flags, *map(str, sources)], folder)
-        # Linked without -fopenmp: the process has torch's OpenMP library, and the threads of a second one would get in
-        # the way of those of the first.
-        _compile(["-shared", *(f"{path.stem}.o" for path in sources), "-o", target.name], folder)
-        # By renaming: a process may have the old library loaded.
-        (Path(folder) / target.name).replace(target)
+        draft = Path(folder) / target.name
+        command = [*shlex.split(os.environ.get("CXX", "g++")), *FLAGS, *flags, *map(str, sources), "-o", str(draft)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BuildError(f"cannot run the C++ compiler {command[0]!r} (set CXX to another): {error}") from error
+        if result.returncode != 0:
+            raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+        draft.replace(target)
     return target
-
-
-def _compile(arguments: list[str], folder: str) -> None:
-    command = [*shlex.split(os.environ.get("CXX", "g++")), *arguments]
-    try:
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise BuildError(f"cannot run the C++ compiler {command[0]!r} (set CXX to another): {error}") from error
-    if result.returncode != 0:
-        raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
 
 
 if __name__ == "__main__":

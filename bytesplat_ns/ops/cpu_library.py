@@ -76,18 +76,18 @@ def choose_level(asked: str, folder: Path, flags: set[str]) -> str | None:
 
 @cache
 def load(name: str) -> ctypes.CDLL:
-    """The library of a level. It finds torch's OpenMP in the process (see ``cpu_build``).
+    """The library of a level.
 
     Raises:
-        RuntimeError: the library does not fit this machine's or torch's other libraries.
+        RuntimeError: the library does not fit this machine's others (the C++ runtime, say).
     """
     path = cpu_build.library(FOLDER, name)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise RuntimeError(
-            f"{path} cannot be loaded: {error}. Delete it and build it here with python -m bytesplat_ns.ops.cpu_build "
-            "(with g++), or set BYTESPLAT_CPU_LIBRARY=none to run the torch reference."
+            f"{path} cannot be loaded: {error}. Delete it and build it here with python -m bytesplat_ns.ops.cpu_build, "
+            "or set BYTESPLAT_CPU_LIBRARY=none to run the torch reference."
         ) from error
     library.bytesplat_project.restype = c_int64
     return library

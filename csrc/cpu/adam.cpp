@@ -1,12 +1,17 @@
 // Stage adam: one dense optimizer step, in place.
+#include <algorithm>
 #include <cstdint>
 
 #include "../common/adam.h"
+#include "parallel.h"
 
 extern "C" void bytesplat_adam(int threads, const bytesplat::AdamStep* adam, int64_t count, const float* gradient,
                                float* parameter, float* exp_avg, float* exp_avg_sq) {
-    constexpr int64_t WORTH_A_THREAD = 131072;  // elements; below, waking threads costs more than it saves
-#pragma omp parallel for simd num_threads(threads) if (count > WORTH_A_THREAD)
-    for (int64_t i = 0; i < count; ++i)
-        bytesplat::adam_update(*adam, gradient[i], parameter[i], exp_avg[i], exp_avg_sq[i]);
+    constexpr int64_t CHUNK = 32768;  // elements
+    bytesplat::parallel_for(threads, (count + CHUNK - 1) / CHUNK, 1, [=](int64_t chunk) {
+        const int64_t last = std::min(chunk * CHUNK + CHUNK, count);
+#pragma omp simd
+        for (int64_t i = chunk * CHUNK; i < last; ++i)
+            bytesplat::adam_update(*adam, gradient[i], parameter[i], exp_avg[i], exp_avg_sq[i]);
+    });
 }

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "../common/ellipse.h"
+#include "parallel.h"
 
 namespace bytesplat {
 namespace {
 
+constexpr int64_t GRAIN = 256;             // records of which a thread finds the tiles in a row
 constexpr int64_t WORTH_A_THREAD = 65536;  // items to sort; below, waking threads costs more than it saves
 
 struct BinInput {
@@ -59,11 +61,11 @@ template <class Visit> inline void visit_tiles(const BinInput& in, int64_t index
 template <class Index, class Key>
 std::vector<int64_t> counting_sort(int threads, int64_t count, int64_t buckets, const Index* in, Index* out, Key key) {
     const int parts = int(std::min(int64_t(threads), 1 + count / WORTH_A_THREAD));
-    const auto part_begin = [=](int part) { return count * part / parts; };
+    const auto part_begin = [=](int64_t part) { return count * part / parts; };
     std::vector<int64_t> places(parts * buckets);
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
-    for (int part = 0; part < parts; ++part)
+    parallel_for(parts, parts, 1, [&](int64_t part) {
         for (int64_t i = part_begin(part); i < part_begin(part + 1); ++i) ++places[part * buckets + key(in[i])];
+    });
 
     std::vector<int64_t> firsts(buckets + 1);
     int64_t place = 0;
@@ -77,10 +79,10 @@ std::vector<int64_t> counting_sort(int threads, int64_t count, int64_t buckets, 
     }
     firsts[buckets] = place;
 
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
-    for (int part = 0; part < parts; ++part)
+    parallel_for(parts, parts, 1, [&](int64_t part) {
         for (int64_t i = part_begin(part); i < part_begin(part + 1); ++i)
             out[places[part * buckets + key(in[i])]++] = in[i];
+    });
     return firsts;
 }
 
@@ -116,12 +118,11 @@ using namespace bytesplat;
 // Fills pair_offsets [M + 1]: the pairs of record m are numbered pair_offsets[m] to pair_offsets[m + 1].
 extern "C" void bytesplat_bin_count(int threads, const BinInput* in, int64_t* pair_offsets) {
     pair_offsets[0] = 0;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 256)
-    for (int64_t record = 0; record < in->record_count; ++record) {
+    parallel_for(threads, in->record_count, GRAIN, [&](int64_t record) {
         int64_t reached = 0;
         visit_tiles(*in, record, [&](int32_t) { ++reached; });
         pair_offsets[record + 1] = reached;
-    }
+    });
     std::partial_sum(pair_offsets, pair_offsets + in->record_count + 1, pair_offsets);
 }
 
@@ -130,14 +131,13 @@ extern "C" void bytesplat_bin_fill(int threads, const BinInput* in, const int64_
                                    int64_t* offsets, int32_t* records, int64_t* pair) {
     const int64_t count = in->record_count, pairs = pair_offsets[count];
     const std::unique_ptr<int32_t[]> tile_of(new int32_t[pairs]), record_of(new int32_t[pairs]);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 256)
-    for (int64_t record = 0; record < count; ++record) {
+    parallel_for(threads, count, GRAIN, [&](int64_t record) {
         int64_t number = pair_offsets[record];
         visit_tiles(*in, record, [&](int32_t tile) {
             record_of[number] = int32_t(record);
             tile_of[number++] = tile;
         });
-    }
+    });
 
     const std::unique_ptr<int64_t[]> by_depth(new int64_t[pairs]);
     int64_t place = 0;
@@ -148,6 +148,5 @@ extern "C" void bytesplat_bin_fill(int threads, const BinInput* in, const int64_
     const std::vector<int64_t> firsts =
         counting_sort(threads, pairs, tiles, by_depth.get(), pair, [&](int64_t number) { return tile_of[number]; });
     std::copy(firsts.begin(), firsts.end(), offsets);
-#pragma omp parallel for num_threads(threads) if (pairs > WORTH_A_THREAD)
-    for (int64_t i = 0; i < pairs; ++i) records[i] = record_of[pair[i]];
+    parallel_for(threads, pairs, WORTH_A_THREAD, [&](int64_t i) { records[i] = record_of[pair[i]]; });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/ssim.h"
+#include "parallel.h"
 
 namespace bytesplat {
 namespace {
@@ -286,12 +287,11 @@ extern "C" void bytesplat_loss(int threads, const bytesplat::LossInput* in, cons
     std::fill_n(out->d_transmittance, int64_t(in->height) * in->width * in->views, 0.0f);
 
     const int bands = (threads + in->views - 1) / in->views;  // of each view
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int i = 0; i < in->views * bands; ++i) {
+    parallel_for(threads, in->views * bands, 1, [&](int64_t i) {
         const View& view = views[i / bands];
-        const int band = i % bands, first = view.height * band / bands, last = view.height * (band + 1) / bands;
+        const int band = int(i % bands), first = view.height * band / bands, last = view.height * (band + 1) / bands;
         if (first < last) Sweep(view, first, last, *out, &row_values[int64_t(view.index) * in->height]).run();
-    }
+    });
     for (int view = 0; view < in->views; ++view) {
         double value = 0.0;
         for (int y = 0; y < views[view].height; ++y) value += row_values[int64_t(view) * in->height + y];

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "gaussians.h"
+#include "parallel.h"
 
 namespace bytesplat {
 namespace {
@@ -74,8 +75,7 @@ extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const 
     constexpr int64_t BLOCK = 1024;  // Gaussians; each block writes its records where its own pairs have room
     const int64_t blocks = (in->count + BLOCK - 1) / BLOCK;
     std::vector<int64_t> records(in->views * blocks);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t block = 0; block < in->views * blocks; ++block) {
+    parallel_for(threads, in->views * blocks, 1, [&](int64_t block) {
         const int view = int(block / blocks);
         const Camera<float> camera = in->camera(view);
         const int64_t first = block % blocks * BLOCK, last = std::min(first + BLOCK, in->count);
@@ -83,7 +83,7 @@ extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const 
         for (int64_t i = first; i < last; i += LANES)
             row = project_lanes(*in, camera, view, i, std::min(i + LANES, last), *out, row);
         records[block] = row - (view * in->count + first);
-    }
+    });
 
     int64_t total = 0;
     for (int64_t block = 0; block < in->views * blocks; ++block) {  // close the gaps

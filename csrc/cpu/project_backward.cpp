@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gaussians.h"
+#include "parallel.h"
 
 namespace bytesplat {
 namespace {
@@ -100,8 +101,7 @@ extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, 
         view_begin[view] = std::lower_bound(records->view, records->view + records->count, int32_t(view)) - records->view;
 
     std::vector<double> poses(blocks * views * 12);  // dL/d[R | t] of each block and view
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 4)
-    for (int64_t block = 0; block < blocks; ++block) {
+    parallel_for(threads, blocks, 1, [&](int64_t block) {
         const int64_t first = block * BLOCK, last = std::min(first + BLOCK, in->count);
         const auto zero = [=](float* column, int64_t width) {
             std::fill(column + width * first, column + width * last, 0.0f);
@@ -122,7 +122,7 @@ extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, 
                 for (int lane = 0; lane < LANES; ++lane)
                     poses[(block * views + view) * 12 + k] += double(pose[k / 4][k % 4][lane]);
         }
-    }
+    });
 
     for (int64_t view = 0; view < views; ++view) {
         float* viewmat = out->viewmats + 16 * view;

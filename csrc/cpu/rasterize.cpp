@@ -1,4 +1,5 @@
 // Stage rasterize: blends each tile's list into its pixels, front to back.
+#include "parallel.h"
 #include "specialise.h"
 #include "tile.h"
 
@@ -47,9 +48,8 @@ extern "C" void bytesplat_rasterize(int threads, const bytesplat::RasterInput* i
     specialise(
         [&](auto add, auto interval) {
             constexpr StopRule STOP = add ? StopRule::add : StopRule::drop;
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-            for (int64_t i = 0; i < in->tiles(); ++i)
-                rasterize_tile<STOP, interval>(*in, Tile(*in, i), out);
+            parallel_for(threads, in->tiles(), 1,
+                         [&](int64_t tile) { rasterize_tile<STOP, interval>(*in, Tile(*in, tile), out); });
         },
         StopRule(in->stop) == StopRule::add, in->interval != nullptr);
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "parallel.h"
 #include "specialise.h"
 #include "tile.h"
 
@@ -129,16 +130,13 @@ template <StopRule STOP, bool INTERVAL, bool D_DEPTH, bool STATISTICS>
 void rasterize_backward(int threads, const RasterInput& in, const BackwardInput& back, float* rows) {
     constexpr int WIDTH = STATISTICS ? ROW_WIDTH_WITH_STATISTICS : ROW_WIDTH;
     const std::unique_ptr<float[]> pair_rows(new float[WIDTH * in.offsets[in.tiles()]]);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t tile = 0; tile < in.tiles(); ++tile)
-            tile_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, Tile(in, tile), pair_rows.get());
-#pragma omp for
-        for (int64_t record = 0; record < in.record_count; ++record)
-            sum_pairs<STATISTICS>(&pair_rows[WIDTH * back.pair_offsets[record]],
-                                  &pair_rows[WIDTH * back.pair_offsets[record + 1]], rows + WIDTH * record);
-    }
+    parallel_for(threads, in.tiles(), 1, [&](int64_t tile) {
+        tile_rows<STOP, INTERVAL, D_DEPTH, STATISTICS>(in, back, Tile(in, tile), pair_rows.get());
+    });
+    parallel_for(threads, in.record_count, 1024, [&](int64_t record) {
+        sum_pairs<STATISTICS>(&pair_rows[WIDTH * back.pair_offsets[record]],
+                              &pair_rows[WIDTH * back.pair_offsets[record + 1]], rows + WIDTH * record);
+    });
 }
 
 }  // namespace
