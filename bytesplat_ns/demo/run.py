@@ -44,7 +44,9 @@ def call(command: list[str]) -> None:
     """
     print(f"$ {shlex.join(command)}", flush=True)
     tail: deque[str] = deque(maxlen=TAIL)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # else lines would arrive in blocks
+    # Lines as they come, not in blocks; and threads that sleep while they wait: on cores that other programs use too,
+    # spinning ones made training several times slower.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     )
@@ -76,6 +78,7 @@ def train(data: Path, runs: Path, steps: int) -> Path:
     name, stamp = "demo", datetime.now().strftime("%Y-%m-%d_%H%M%S")
     command = [find_command("ns-train"), "bytesplat", "--data", str(data), "--max-num-iterations", str(steps)]
     command += ["--output-dir", str(runs), "--experiment-name", name, "--timestamp", stamp, "--vis", "tensorboard"]
+    command += ["--steps-per-eval-all-images", str(max(1, steps // 8))]
     command += ["--machine.device-type", "cuda" if torch.cuda.is_available() else "cpu"]
     command += ["nerfstudio-data", "--eval-mode", "interval", "--eval-interval", "8"]
     call(command)
