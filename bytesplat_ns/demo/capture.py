@@ -136,10 +136,11 @@ def take(capture: Capture, job: tuple[int, Array]) -> tuple[Array, Array, Array]
 def take_all(capture: Capture, cameras: Array) -> Iterator[tuple[Array, Array, Array]]:
     """`take` for every pose, in order, spread over the workers."""
     jobs, work = list(enumerate(cameras)), partial(take, capture)
-    if capture.workers <= 1:
+    workers = min(capture.workers, len(jobs))
+    if workers == 1:
         yield from map(work, jobs)
         return
-    with ProcessPoolExecutor(capture.workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, jobs)
 
 

@@ -234,8 +234,8 @@ class Scene:
         sky = mix(nadir, zenith, 0.5 + 0.5 * normal[2]) * self.openness(points, normal, which)
         light = surface.albedo * (sky + key) + fresnel * np.minimum(highlight, 12.0) * key + surface.emission
 
-        if bounces:
-            seen = np.flatnonzero(surface.glossy)
+        seen = np.flatnonzero(surface.glossy)
+        if bounces and seen.size:
             away = normalize(direction[:, seen] + 2 * n_v[seen] * normal[:, seen])
             f0 = surface.mirror[:, seen]
             image = self.radiance(lifted[:, seen], away, lamp[:, seen], bounces - 1)

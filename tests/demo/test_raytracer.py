@@ -73,6 +73,13 @@ def test_the_room_is_closed_and_faces_inwards():
     assert ((room.surface(points).normal * direction).sum(0) < 0).all()
 
 
+def test_a_view_of_bare_walls_needs_no_mirror():
+    scene = still_life()
+    eye, up = np.array([[3.0], [0], [1]], np.float32), np.array([[0], [0], [1]], np.float32)
+    light = scene.radiance(eye, up, scene.light.points(1))
+    assert light.shape == (3, 1) and (light > 0).all()
+
+
 def test_things_hide_the_lamp_and_the_sky():
     scene = still_life()
     lamp = scene.light.points(1)
