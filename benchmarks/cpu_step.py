@@ -148,7 +148,7 @@ def measure(backend: ModuleType, scene: Scene, warmup: int, steps: int) -> dict[
     """Medians over some steps of what ``train`` yields."""
     trained = train(backend, scene)
     measured = [next(trained) for _ in range(warmup + steps)][warmup:]
-    return {name: float(np.median([step[name] for step in measured])) for name in measured[0]}
+    return {name: round(float(np.median([step[name] for step in measured])), 3) for name in measured[0]}
 
 
 def main() -> None:
