@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,23 @@ def test_threads_do_not_change_a_bit(level: str, monkeypatch: pytest.MonkeyPatch
                 assert torch.equal(value, expected[name]), f"{name} with {count} threads"
     finally:
         torch.set_num_threads(threads)
+
+
+@needs_library
+def test_callers_at_once_and_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool of threads serves one caller; others, and a child process, do their work alone."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    expected = all_stages()
+    with ThreadPoolExecutor(4) as callers:
+        for results in callers.map(lambda _: all_stages(), range(8)):
+            assert all(torch.equal(value, expected[name]) for name, value in results.items())
+
+    child = os.fork()
+    if child == 0:  # a deadlock here would end by the alarm's signal
+        signal.alarm(60)
+        results = all_stages()
+        os._exit(0 if all(torch.equal(value, expected[name]) for name, value in results.items()) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @needs_library
