@@ -33,6 +33,9 @@ from bytesplat_ns.views import adjust, world_to_camera
 VIEWER_BACKGROUND = (0.1490, 0.1647, 0.2157)
 """What evaluation and the viewer show behind a model trained on random backgrounds (the viewer's own colour)."""
 
+BACKGROUND_BLOCK = 1024
+"""Random backgrounds are drawn for so many images at a time (no round has more views)."""
+
 
 @dataclass
 class ByteSplatModelConfig(SplatfactoModelConfig):
@@ -75,6 +78,7 @@ class ByteSplatModel(SplatfactoModel):
         self.crop_box: OrientedBox | None = None
         random = config.background_color == "random"
         self.background_color = torch.tensor(VIEWER_BACKGROUND) if random else get_color(config.background_color)
+        self._backgrounds: tuple[int, Tensor] | None = None  # number of a block, and its colours
         self.seed = seed
         self.images_seen = 0
         self.timeline = Timeline(REFERENCE_IMAGES, config.schedule_length or REFERENCE_IMAGES)
@@ -118,8 +122,11 @@ class ByteSplatModel(SplatfactoModel):
         """[count, 3] colours behind the next views; random ones depend on (seed, images seen) alone."""
         if self.config.background_color != "random":
             return self.background_color.to(self.device).expand(count, 3).contiguous()
-        positions = torch.arange(self.images_seen, self.images_seen + count)
-        return uniform(positions, 3, seed=self.seed, step=2).to(self.device)
+        block, first = divmod(self.images_seen, BACKGROUND_BLOCK)
+        if self._backgrounds is None or self._backgrounds[0] != block:
+            positions = torch.arange(block * BACKGROUND_BLOCK, (block + 2) * BACKGROUND_BLOCK)
+            self._backgrounds = block, uniform(positions, 3, seed=self.seed, step=2).to(self.device)
+        return self._backgrounds[1][first : first + count]
 
     # Rendering of single views ---------------------------------------------------------------------------------
 

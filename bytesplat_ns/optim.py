@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.ops.layout import Gaussians
+from bytesplat_ns.ops import fused
+from bytesplat_ns.ops.layout import Cameras, Gaussians, Records, RenderSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -58,6 +59,43 @@ class GaussianAdam:
                 eps=self.eps,
                 step=self.steps,
             )
+
+    @torch.no_grad()
+    def step_from_rows(
+        self,
+        cameras: Cameras,
+        settings: RenderSettings,
+        records: Records,
+        rows: Tensor,
+        rates: Mapping[str, float],
+        regularizers: Mapping[str, Tensor | float],
+        poses: bool,
+    ) -> Tensor | None:
+        """Project a round's gradient rows back to the parameters and move every parameter once, in place.
+
+        Args:
+            cameras, settings, records, rows: as in ``ops.project_backward``.
+            rates: learning rate of this step by parameter name.
+            regularizers: gradients to add, by parameter name. Without any, a backend may fuse all of it.
+            poses: whether the gradient of the poses is wanted.
+
+        Returns:
+            dL/d(viewmats) [V, 4, 4], or None if it is not wanted.
+        """
+        gaussians = self.store.gaussians()
+        if regularizers:
+            gradients = ops.project_backward(gaussians, cameras, settings, records, rows)
+            by_name = gradients.parameters()
+            for name, gradient in regularizers.items():
+                by_name[name] += gradient
+            self.step(by_name, rates)
+            return gradients.viewmats if poses else None
+        self.steps += 1
+        moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
+        constants = {"betas": self.betas, "eps": self.eps, "step": self.steps, "poses": poses}
+        return fused.project_backward_adam(
+            gaussians, cameras, settings, records, rows, moments, rates, **constants
+        )
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
         """First and second moment of a parameter, both shaped like it; live, until rows come or go."""

@@ -20,6 +20,7 @@ from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions, Densi
 from bytesplat_ns.export import speed_up_exporter
 from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
+from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.rounds import rounds_between
@@ -79,37 +80,33 @@ class ByteSplatPipeline(VanillaPipeline):
         poses_move = model.config.camera_optimizer.mode != "off"
         batch = collate(round.views, model.device, model.camera_optimizer if poses_move else None)
         background = model.training_backgrounds(len(batch))
-        settings = model.settings(statistics=True)
-        gaussians, cameras = model.gaussians(), batch.cameras
+        observing = self.strategy.schedule.observes(model.images_seen)
+        settings = model.settings(statistics=observing)
 
-        # 2. Forward: Gaussians to records, records to tiles, tiles to an image without background.
-        records = ops.project(gaussians, cameras, settings)
-        tiles = ops.bin(records, cameras)
-        image = ops.rasterize(records, tiles, cameras, settings)
+        # 2. Gaussians to records, records to tiles, tiles to an image without background; the loss of each view and
+        #    its gradient with respect to the image; and back to gradient rows, one a record.
+        there = fused.differentiate(
+            model.gaussians(), batch.cameras, settings, lambda image: self._loss(image, batch, background)
+        )
 
-        # 3. Loss of each view, and its gradient with respect to the image.
-        losses, d_image = self._loss(image, batch, background)
-
-        # 4. Backward: image to gradient rows (one a record), rows to parameters and poses.
-        rows = ops.rasterize_backward(records, tiles, cameras, settings, image, d_image)
-        gradients = ops.project_backward(gaussians, cameras, settings, records, rows)
-        if model.config.use_scale_regularization:
-            gradients.scales += self._scale_regularization(model.images_seen, len(batch))
-
-        # 5. Update. The Gaussians' Adam is dense; shared parameters (poses, bilateral grids) have their own.
+        # 3. Rows to parameters and poses, and the update. The Gaussians' Adam is dense; parameters that all Gaussians
+        #    share (poses, bilateral grids) have their own.
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
         self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
-        self.optimizer.step(gradients.parameters(), rates)
-        self._step_shared(batch, gradients.viewmats, rates, scale)
+        regularizers = self._regularizers(model.images_seen, len(batch))
+        d_viewmats = self.optimizer.step_from_rows(
+            batch.cameras, settings, there.records, there.rows, rates, regularizers, poses_move
+        )
+        self._step_shared(batch, d_viewmats, rates, scale)
 
-        # 6. Density control: remember what the views said, and now and then grow, prune or reset.
+        # 4. Density control: remember what the views said, and now and then grow, prune or reset.
+        if observing:
+            self.strategy.observe(there.records, there.rows, batch.cameras)
         before, model.images_seen = model.images_seen, model.images_seen + len(batch)
-        if self.strategy.schedule.observes(before):
-            self.strategy.observe(records, rows, cameras)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
-        return RoundReport(losses, image, batch, background, report)
+        return RoundReport(there.losses, there.image, batch, background, report)
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
@@ -129,24 +126,26 @@ class ByteSplatPipeline(VanillaPipeline):
         image.rgb, image.transmittance = rgb.detach(), transmittance.detach()
         return losses.detach(), gradients
 
-    def _scale_regularization(self, before: int, views: int) -> Tensor | float:
-        """Gradient [N, 3] of PhysGaussian's penalty on needles, due every ten images (0 in between)."""
+    def _regularizers(self, before: int, views: int) -> dict[str, Tensor]:
+        """Gradients of penalties on the parameters themselves: PhysGaussian's on needles, due every ten images."""
         due = (before + views - 1) // 10 - (before - 1) // 10
-        if not due:
-            return 0.0
+        if not self.config.model.use_scale_regularization or not due:
+            return {}
         with torch.enable_grad():
             scales = self.model.scales.detach().requires_grad_()
             extent = scales.exp()
             ratio = extent.amax(dim=1) / extent.amin(dim=1)
             excess = (ratio - self.config.model.max_gauss_ratio).clamp_min(0)
-            return torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]
+            return {"scales": torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]}
 
-    def _step_shared(self, batch: Batch, d_viewmats: Tensor, rates: Mapping[str, float], scale: RoundScale) -> None:
+    def _step_shared(
+        self, batch: Batch, d_viewmats: Tensor | None, rates: Mapping[str, float], scale: RoundScale
+    ) -> None:
         """Optimizer step of the parameters that all Gaussians share."""
-        if batch.viewmats.requires_grad:
+        if d_viewmats is not None:
             penalties: dict[str, Tensor] = {}
             self.model.camera_optimizer.get_loss_dict(penalties)
-            batch.viewmats.backward(d_viewmats, retain_graph=False)
+            batch.viewmats.backward(d_viewmats)
             (len(batch) * sum(penalties.values())).backward()
         for name, optimizer in self.shared_optimizers.optimizers.items():
             for group in optimizer.param_groups:

@@ -154,6 +154,17 @@ class ImageGradients:
 
 
 @dataclass
+class Differentiated:
+    """A round after its stages up to ``rasterize_backward``."""
+
+    records: Records
+    tiles: TileLists
+    image: Image
+    losses: Tensor  # [V]
+    rows: Tensor  # [M, ROW_WIDTH or ROW_WIDTH_WITH_STATISTICS]
+
+
+@dataclass
 class GaussianGradients:
     """dL/d(parameter) of every Gaussian (zero where invisible) and of the cameras' poses."""
 

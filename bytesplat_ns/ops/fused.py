@@ -1,0 +1,80 @@
+"""Runs of stages that a backend may fuse. What goes in and comes out is what the separate stages take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from bytesplat_ns import ops
+from bytesplat_ns.ops.layout import (
+    Cameras,
+    Differentiated,
+    Gaussians,
+    Image,
+    ImageGradients,
+    Records,
+    RenderSettings,
+)
+
+Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
+"""What to minimise: from an image to the views' losses [V] and their gradient. It may be asked more than once."""
+
+
+def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, loss: Loss) -> Differentiated:
+    """From Gaussians to gradient rows: ``project``, ``bin``, ``rasterize``, ``loss``, ``rasterize_backward``.
+
+    On CUDA the stages are launched ahead of the counts that size their buffers, so that the GPU never waits for the
+    host in between.
+    """
+    if gaussians.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import ahead
+
+        return ahead.differentiate(gaussians, cameras, settings, loss)
+    records = ops.project(gaussians, cameras, settings)
+    tiles = ops.bin(records, cameras)
+    image = ops.rasterize(records, tiles, cameras, settings)
+    losses, d_image = loss(image)
+    rows = ops.rasterize_backward(records, tiles, cameras, settings, image, d_image)
+    return Differentiated(records, tiles, image, losses, rows)
+
+
+def project_backward_adam(
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    rates: Mapping[str, float],
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    step: int,
+    poses: bool,
+) -> Tensor | None:
+    """From gradient rows to moved parameters: ``project_backward``, then ``adam`` on each of the six, in place.
+
+    On CUDA it is one kernel, and the parameters' gradients never reach memory.
+
+    Args:
+        moments: exp_avg and exp_avg_sq by parameter name, shaped like the parameter, updated in place.
+        rates: learning rate by parameter name.
+        step: number of this step, from 1.
+        poses: whether the gradient of the poses is wanted.
+
+    Returns:
+        dL/d(viewmats) [V, 4, 4], or None if it is not wanted.
+    """
+    arguments = gaussians, cameras, settings, records, rows
+    if gaussians.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import projection
+
+        return projection.project_backward_adam(
+            *arguments, moments, rates, betas=betas, eps=eps, step=step, poses=poses
+        )
+    gradients = ops.project_backward(*arguments)
+    for name, gradient in gradients.parameters().items():
+        constants = {"lr": rates[name], "beta1": betas[0], "beta2": betas[1], "eps": eps, "step": step}
+        ops.adam(getattr(gaussians, name), gradient, *moments[name], **constants)
+    return gradients.viewmats if poses else None
