@@ -54,20 +54,21 @@ def collate(views: Sequence[View], device: torch.device, pose_optimizer: torch.n
         pose_optimizer: maps photo indices [V] to corrections [V, 3, 4] (nerfstudio's CameraOptimizer), or None.
     """
     indices = [view.index for view in views]
-    poses = torch.stack([view.camera_to_world for view in views]).to(device)
+    poses = torch.stack([view.camera_to_world for view in views])
     if pose_optimizer is not None:
-        poses = adjust(poses, pose_optimizer(torch.tensor(indices)).to(device))
-    viewmats = world_to_camera(poses)
+        poses = adjust(poses.to(device), pose_optimizer(torch.tensor(indices)).to(device))
+    viewmats = world_to_camera(poses).to(device)  # fixed poses are inverted on the host: fewer launches
     width, height = max(view.width for view in views), max(view.height for view in views)
     cameras = Cameras(
-        viewmats=viewmats.detach().contiguous(),
-        intrinsics=torch.tensor([[v.fx, v.fy, v.cx, v.cy] for v in views], dtype=torch.float32, device=device),
-        sizes=torch.tensor([[v.width, v.height] for v in views], dtype=torch.int32, device=device),
+        viewmats=viewmats.detach(),
+        intrinsics=torch.tensor([[v.fx, v.fy, v.cx, v.cy] for v in views], dtype=torch.float32).to(device),
+        sizes=torch.tensor([[v.width, v.height] for v in views], dtype=torch.int32).to(device),
         width=width,
         height=height,
     )
     channels = max(view.image.shape[2] for view in views)
-    target = torch.stack([_fit(view.image.to(device), width, height, channels) for view in views])
+    images = [_fit(view.image.to(device), width, height, channels) for view in views]
+    target = images[0][None] if len(images) == 1 else torch.stack(images)
     mask = None
     if any(view.mask is not None for view in views):
         mask = torch.stack([_fit_mask(view, width, height, device) for view in views])

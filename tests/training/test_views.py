@@ -54,6 +54,7 @@ def test_a_single_photo_is_not_copied():
     batch = collate([photo], torch.device("cpu"))
     assert batch.mask is None
     assert batch.target.shape == (1, 4, 5, 3)
+    assert batch.target.data_ptr() == photo.image.data_ptr()
 
 
 def test_the_pose_optimizer_gets_its_gradient_through_the_view_matrices():
