@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from nerfstudio.configs.base_config import LocalWriterConfig, LoggingConfig, MachineConfig, ViewerConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
@@ -26,9 +28,10 @@ def _adam(lr: float, final: float | None = None, warmup: int = 0) -> dict:
     return {"optimizer": AdamOptimizerConfig(lr=lr, eps=1e-15), "scheduler": decay}
 
 
-bytesplat = MethodSpecification(
-    config=ByteSplatTrainerConfig(
-        method_name="bytesplat",
+def _method(name: str, description: str, **model: Any) -> MethodSpecification:
+    """A method that differs from the others in these options of the model only."""
+    config = ByteSplatTrainerConfig(
+        method_name=name,
         machine=MachineConfig(device_type="cuda" if torch.cuda.is_available() else "cpu"),
         steps_per_eval_image=100,
         steps_per_eval_batch=0,
@@ -39,7 +42,7 @@ bytesplat = MethodSpecification(
             datamanager=ByteSplatDataManagerConfig(
                 dataparser=NerfstudioDataParserConfig(load_3D_points=True), cache_images_type="uint8"
             ),
-            model=ByteSplatModelConfig(),
+            model=ByteSplatModelConfig(**model),
         ),
         optimizers={
             "means": _adam(1.6e-4, final=1.6e-6),
@@ -54,6 +57,21 @@ bytesplat = MethodSpecification(
         logging=LoggingConfig(local_writer=LocalWriterConfig(enable=False), profiler="none"),
         viewer=ViewerConfig(num_rays_per_chunk=1 << 15),
         vis="viewer",
-    ),
-    description="3D Gaussian Splatting with fused kernels, on CPU and CUDA (a faster splatfacto).",
+    )
+    return MethodSpecification(config, description)
+
+
+bytesplat = _method("bytesplat", "3D Gaussian Splatting with fused kernels, on CPU and CUDA (a faster splatfacto).")
+bytesplat_big = _method(
+    "bytesplat-big",
+    "bytesplat with more Gaussians and higher quality (as splatfacto-big).",
+    cull_alpha_thresh=0.005,
+    densify_grad_thresh=0.0005,
+)
+bytesplat_mcmc = _method(
+    "bytesplat-mcmc",
+    "bytesplat with Gaussians sampled by opacity up to a fixed number (3DGS-MCMC).",
+    strategy="mcmc",
+    max_gaussians=1_000_000,
+    stop_split_at=25_000,
 )

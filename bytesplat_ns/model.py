@@ -27,6 +27,7 @@ from bytesplat_ns import initialization, ops
 from bytesplat_ns.density.philox import uniform
 from bytesplat_ns.metrics import Lpips, view_metrics
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
+from bytesplat_ns.options import refuse_idle_options
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
 from bytesplat_ns.views import adjust, world_to_camera
 
@@ -44,6 +45,17 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     _target: type = field(default_factory=lambda: ByteSplatModel)
     max_gaussians: int = 3_000_000
     """hard cap on the number of Gaussians, never exceeded"""
+    strategy: Literal["default", "mcmc"] = "default"
+    """how Gaussians come and go: duplicated, split and pruned by screen gradient (splatfacto), or sampled by opacity
+    (3DGS-MCMC); method bytesplat-mcmc also sets the schedule and the cap of its authors"""
+    min_opacity: float = 0.005
+    """mcmc: opacity up to which a Gaussian is dead and moves to a live one"""
+    noise_lr: float = 5e5
+    """mcmc: noise on the means, in units of their learning rate and of the Gaussian's covariance"""
+    mcmc_opacity_reg: float = 0.01
+    """mcmc: weight of the mean opacity in the loss"""
+    mcmc_scale_reg: float = 0.01
+    """mcmc: weight of the mean standard deviation in the loss"""
     schedule_length: int | None = None
     """images for which all schedules are laid out; default: the length of the run (schedules stretch and shrink with
     it). 30000 restores splatfacto's absolute steps."""
@@ -63,6 +75,7 @@ class ByteSplatModel(SplatfactoModel):
         config = self.config
         if config.max_gaussians < 1:
             raise ValueError(f"max-gaussians is {config.max_gaussians}; it must be at least 1.")
+        refuse_idle_options(config, self.seed_points is not None)
         seed = torch.initial_seed() % 2**31
         parameters = self._initial_parameters(seed)
         self.gauss_params = torch.nn.ParameterDict({k: torch.nn.Parameter(v) for k, v in parameters.items()})

@@ -26,6 +26,7 @@ class GaussianAdam:
     Attributes:
         betas, eps: may be changed between steps (a round of several views is a longer step).
         steps: steps taken so far.
+        rates: learning rate of the last step by parameter name; empty before the first.
     """
 
     def __init__(self, store: GaussianStore, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15) -> None:
@@ -33,6 +34,7 @@ class GaussianAdam:
         self.betas = betas
         self.eps = eps
         self.steps = 0
+        self.rates: Mapping[str, float] = {}
         for name in Gaussians.PARAMETERS:
             for moment in MOMENTS:
                 store.register(f"{name}.{moment}", tuple(store.parameters[name].shape[1:]))
@@ -46,6 +48,7 @@ class GaussianAdam:
             rates: learning rate of this step by parameter name.
         """
         self.steps += 1
+        self.rates = rates
         for name in Gaussians.PARAMETERS:
             parameter = self.store.parameters[name].detach()
             assert gradients[name].shape == parameter.shape, f"{name}: one gradient for each parameter"
@@ -91,6 +94,7 @@ class GaussianAdam:
             self.step(by_name, rates)
             return gradients.viewmats if poses else None
         self.steps += 1
+        self.rates = rates
         moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
         constants = {"betas": self.betas, "eps": self.eps, "step": self.steps, "poses": poses}
         return fused.project_backward_adam(
@@ -102,10 +106,14 @@ class GaussianAdam:
         first, second = (self.store.columns[f"{name}.{moment}"] for moment in MOMENTS)
         return first, second
 
-    def forget(self, name: str) -> None:
-        """Zero the moments of a parameter, for instance because its values have been set from outside."""
+    def forget(self, name: str, rows: Tensor | slice = slice(None)) -> None:
+        """Zero the moments of a parameter, for instance because its values have been set from outside.
+
+        Args:
+            rows: [n] int64 indices of the Gaussians concerned; all by default.
+        """
         for moment in self.moments(name):
-            moment.zero_()
+            moment[rows] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """What the store does not hold: it saves the moments with its other columns."""

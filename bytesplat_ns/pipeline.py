@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
-from bytesplat_ns.density.schedule import DensitySchedule
+from bytesplat_ns.densification import density_control
+from bytesplat_ns.density.base import DensityReport
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions, DensityReport
 from bytesplat_ns.export import speed_up_exporter
 from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
@@ -24,7 +24,7 @@ from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.rounds import rounds_between
-from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, Timeline, learning_rate
+from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
 from bytesplat_ns.views import Batch, collate
 
 BETAS, EPSILON = (0.9, 0.999), 1e-15
@@ -80,7 +80,7 @@ class ByteSplatPipeline(VanillaPipeline):
         poses_move = model.config.camera_optimizer.mode != "off"
         batch = collate(round.views, model.device, model.camera_optimizer if poses_move else None)
         background = model.training_backgrounds(len(batch))
-        observing = self.strategy.schedule.observes(model.images_seen)
+        observing = self.strategy.observes(model.images_seen)
         settings = model.settings(statistics=observing)
 
         # 2. Gaussians to records, records to tiles, tiles to an image without background; the loss of each view and
@@ -127,16 +127,18 @@ class ByteSplatPipeline(VanillaPipeline):
         return losses.detach(), gradients
 
     def _regularizers(self, before: int, views: int) -> dict[str, Tensor]:
-        """Gradients of penalties on the parameters themselves: PhysGaussian's on needles, due every ten images."""
-        due = (before + views - 1) // 10 - (before - 1) // 10
+        """Gradients of penalties on the parameters themselves: density control's, and PhysGaussian's on needles."""
+        gradients = self.strategy.regularizers(views)
+        due = (before + views - 1) // 10 - (before - 1) // 10  # every ten images
         if not self.config.model.use_scale_regularization or not due:
-            return {}
+            return gradients
         with torch.enable_grad():
             scales = self.model.scales.detach().requires_grad_()
             extent = scales.exp()
             ratio = extent.amax(dim=1) / extent.amin(dim=1)
             excess = (ratio - self.config.model.max_gauss_ratio).clamp_min(0)
-            return {"scales": torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]}
+            needles = torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]
+        return gradients | {"scales": needles + gradients.get("scales", 0.0)}
 
     def _step_shared(
         self, batch: Batch, d_viewmats: Tensor | None, rates: Mapping[str, float], scale: RoundScale
@@ -161,7 +163,7 @@ class ByteSplatPipeline(VanillaPipeline):
         Args:
             optimizers: nerfstudio's optimizer and scheduler configurations by parameter group.
         """
-        model, options = self.model, self.config.model
+        model = self.model
         model.start(total_images)
         self.store = GaussianStore(model.gauss_params, model.ids)
         self.optimizer = GaussianAdam(self.store)
@@ -176,9 +178,9 @@ class ByteSplatPipeline(VanillaPipeline):
         shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
         constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
         self.shared_optimizers = Optimizers(constant, shared)
-        density = DensityOptions(**{f.name: getattr(options, f.name) for f in fields(DensityOptions)})
-        schedule = density_schedule(options, model.timeline, model.num_train_data)
-        self.strategy = DefaultStrategy(self.store, self.optimizer, density, schedule, model.seed)
+        self.strategy = density_control(
+            self.config.model, model.timeline, model.num_train_data, self.store, self.optimizer, model.seed
+        )
 
     def rounds_until(self, total_images: int) -> int:
         """Rounds from now until ``total_images`` have been seen."""
@@ -234,25 +236,6 @@ class ByteSplatPipeline(VanillaPipeline):
 
     def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:
         return self.model.get_param_groups()
-
-
-def density_schedule(options: ByteSplatModelConfig, timeline: Timeline, photos: int) -> DensitySchedule:
-    """Splatfacto's density schedule on this run's timeline.
-
-    A refinement judges Gaussians by the views since the last one, so however short the run, it waits until all photos
-    have been seen once (but no longer than splatfacto does).
-    """
-    every = timeline.images(options.refine_every, at_least=min(photos, options.refine_every))
-    pause = min(photos, timeline.images(REFERENCE_IMAGES // 10)) + every
-    return DensitySchedule(
-        start=timeline.images(options.warmup_length),
-        stop=timeline.images(options.stop_split_at),
-        every=every,
-        reset_every=max(timeline.images(options.reset_alpha_every * options.refine_every), 2 * pause),
-        pause_after_reset=pause,
-        stop_screen_size=timeline.images(options.stop_screen_size_at, at_least=0),
-        total=timeline.total,
-    )
 
 
 def _moments(images: list[int]) -> str:

@@ -19,8 +19,8 @@ class DensitySchedule:
     """refinement and opacity resets end before it"""
     every: int = 100
     """from one refinement to the next"""
-    reset_every: int = 3_000
-    """from one opacity reset to the next"""
+    reset_every: int | None = 3_000
+    """from one opacity reset to the next; None: never"""
     pause_after_reset: int = 0
     """no refinement that soon after a reset: opacities say little until each image has been seen again"""
     stop_screen_size: int = 4_000
@@ -29,11 +29,11 @@ class DensitySchedule:
     """images of the whole run"""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.reset_every < 1:
+        if self.every < 1 or (self.reset_every is not None and self.reset_every < 1):
             raise ValueError(
                 f"Periods must be positive: refine every {self.every}, reset every {self.reset_every} images."
             )
-        if self.pause_after_reset >= self.reset_every:
+        if self.reset_every is not None and self.pause_after_reset >= self.reset_every:
             raise ValueError(
                 f"Opacities are reset every {self.reset_every} images and refinement pauses for "
                 f"{self.pause_after_reset} images after each reset, so that it would never happen: raise "
@@ -53,6 +53,8 @@ class DensitySchedule:
 
     def resets_at(self, before: int, after: int) -> bool:
         """Whether an opacity reset is due after this round."""
+        if self.reset_every is None:
+            return False
         return any(self._resets(moment) for moment in _multiples(self.reset_every, before, after))
 
     def uses_screen_size(self, seen: int) -> bool:
@@ -61,15 +63,18 @@ class DensitySchedule:
 
     def prunes_size(self, seen: int) -> bool:
         """Whether large Gaussians are pruned: once the first reset has shown which of them are needed."""
-        return seen > self.reset_every
+        return self.reset_every is not None and seen > self.reset_every
 
     def _resets(self, moment: int) -> bool:
+        assert self.reset_every is not None, "asked about multiples of a period only"
         # A run must not end on faded Gaussians: it has the pause and the span between two resets to recover.
         recovered = moment + self.pause_after_reset + self.reset_every
         return 0 < moment < self.stop and recovered <= self.total
 
     def _last_reset(self, seen: int) -> int:
         """The last reset up to ``seen``, or 0: a run begins as after a reset."""
+        if self.reset_every is None:
+            return 0
         resets = range(seen - seen % self.reset_every, 0, -self.reset_every)
         return next((moment for moment in resets if self._resets(moment)), 0)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bytesplat_ns.density import philox
+from bytesplat_ns.density.base import DensityReport, Gather, Strategy
+from bytesplat_ns.density.rotation import rotate
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.ops.layout import ABSGRAD, MEAN2D, ROW_WIDTH_WITH_STATISTICS, Cameras, Records
 from bytesplat_ns.optim import GaussianAdam
-
-Gather = Callable[[Tensor], Tensor]
-"""Concatenates a tensor's rows over all ranks, in the order of ranks. With one rank: the identity."""
 
 GRADIENT_UNIT = 2.0**-32
 """Unit of the summed screen gradient. Thresholds are around 1e-3, so one view's rounding is 1e-7 of them."""
@@ -57,21 +55,7 @@ class DensityOptions:
             raise ValueError(f"max_gaussians must be at least 1: {self.max_gaussians}.")
 
 
-@dataclass(frozen=True)
-class DensityReport:
-    """What a change of density did, counted over all ranks."""
-
-    gaussians: int  # afterwards
-    duplicated: int = 0  # one more each
-    split: int = 0  # n_split_samples - 1 more each
-    pruned: int = 0  # transparent or too large
-    non_finite: int = 0  # pruned because a parameter is NaN or infinite
-    refused: int = 0  # would have been duplicated or split but for max_gaussians
-    capped: int = 0  # removed because there were more than max_gaussians
-    reset: bool = False  # opacities were lowered
-
-
-class DefaultStrategy:
+class DefaultStrategy(Strategy):
     """Duplicates, splits, prunes and resets the Gaussians of a store.
 
     A refinement decides about each Gaussian by what it was before. Those with a high mean screen gradient are
@@ -81,11 +65,7 @@ class DefaultStrategy:
 
     - If no Gaussian would pass, only the non-finite ones are pruned.
     - If growth would exceed ``max_gaussians``, the highest mean gradients grow; of equal ones the lower ids.
-    - If there are more than ``max_gaussians`` before any growth, the most opaque stay; equal opacities, as at
-      the start of a run, are thinned evenly over the ids.
-
-    The outcome depends on ids, not on rows: shuffled, or spread over ranks, the same Gaussians come out. The
-    strategy has no state of its own: its statistics are columns of the store.
+    - If there are more than ``max_gaussians`` before any growth, none grow and ``limit`` thins them.
     """
 
     def __init__(
@@ -97,26 +77,18 @@ class DefaultStrategy:
         seed: int,
         gather: Gather = lambda rows: rows,
     ) -> None:
-        self.store = store
-        self.optimizer = optimizer
+        super().__init__(store, optimizer, schedule, seed, options.max_gaussians, gather)
         self.options = options
-        self.schedule = schedule
-        self.seed = seed
-        self.gather = gather
         # Over the views since the last refinement. Fixed point makes the sum independent of its order.
         store.register("density.gradient", dtype=torch.int64)  # sum, in GRADIENT_UNIT per half image side
         store.register("density.views", dtype=torch.int32)  # how many saw the Gaussian
         store.register("density.radius")  # largest, as a part of the larger image side
 
+    def observes(self, seen: int) -> bool:
+        return self.schedule.observes(seen)
+
     @torch.no_grad()
     def observe(self, records: Records, rows: Tensor, cameras: Cameras) -> None:
-        """Add a round to the statistics.
-
-        Args:
-            records: the M visible pairs of the round.
-            rows: [M, 14] gradient rows with statistics, of a loss that is a sum over views.
-            cameras: the round's views.
-        """
         assert rows.shape == (len(records), ROW_WIDTH_WITH_STATISTICS), "rows come without statistics"
         sizes = cameras.sizes[records.view.long()].float()  # [M, 2] width, height in pixels
         gaussian = records.gaussian.long()
@@ -128,10 +100,6 @@ class DefaultStrategy:
         columns["density.radius"].scatter_reduce_(0, gaussian, records.radius / sizes.amax(dim=1), "amax")
 
     def update(self, before: int, after: int) -> DensityReport | None:
-        """Do what the schedule has for the round that took the images seen from ``before`` to ``after``.
-
-        Call it after the optimizer step. Returns None if nothing was due.
-        """
         report = self.refine(after) if self.schedule.refines_at(before, after) else None
         if self.schedule.resets_at(before, after):
             self.reset_opacities()
@@ -149,8 +117,7 @@ class DefaultStrategy:
         opacity = store.parameters["opacities"].squeeze(1).sigmoid()
         size = store.parameters["scales"].exp().amax(dim=1)  # largest standard deviation, world units
         gradient, radius = self._mean_gradient(), store.columns["density.radius"]
-        sums = [parameter.flatten(1).sum(dim=1) for parameter in store.parameters.values()]
-        finite = torch.stack(sums).isfinite().all(dim=0)
+        finite = self._finite()
 
         # 1. What each Gaussian deserves, regardless of the others.
         high = gradient > options.densify_grad_thresh
@@ -166,11 +133,7 @@ class DefaultStrategy:
 
         # 2. What the scene as a whole allows.
         total, n_finite, alive = self._sum(len(store), finite.sum(), (~pruned).sum())
-        if total > 0 and n_finite == 0:
-            raise FloatingPointError(
-                f"Training diverged: after {seen} images all {total} Gaussians hold NaN or infinite values. "
-                "Lower the learning rates, or look for broken poses in the data set."
-            )
+        self._refuse_divergence(total, n_finite, seen)
         if alive == 0:
             pruned = barren = ~finite
             alive = n_finite
@@ -187,19 +150,6 @@ class DefaultStrategy:
         capped = self.limit()
         counts = (grown & ~split, replaced, pruned & ~replaced & finite, ~finite, wish & ~grown)
         return DensityReport(*self._sum(len(store), *(mask.sum() for mask in counts)), capped=capped)
-
-    @torch.no_grad()
-    def limit(self) -> int:
-        """Remove what exceeds ``max_gaussians``, as a run may start above it. Returns how many went."""
-        (total,) = self._sum(len(self.store))
-        if total <= self.options.max_gaussians:
-            return 0
-        opacity = self.store.parameters["opacities"].squeeze(1)
-        # Fibonacci hashing: ids whose multiple of the golden ratio is low are evenly spaced, and none tie.
-        spread = self.store.ids * (0x9E3779B97F4A7C15 - 2**64)
-        everyone = torch.ones_like(opacity, dtype=torch.bool)
-        self.store.keep(self._admit(everyone, 0, opacity, spread, torch.ones_like(self.store.ids)))
-        return total - self.options.max_gaussians
 
     @torch.no_grad()
     def reset_opacities(self) -> None:
@@ -230,45 +180,13 @@ class DefaultStrategy:
         parents = grown[family]
         nth = torch.arange(len(family), device=store.device) - (litter.cumsum(0) - litter)[family]
 
-        everywhere = self.gather(store.ids[parents]).sort().values
-        ids = store.next_id + torch.searchsorted(everywhere, store.ids[parents]) + nth
-        store.next_id += len(everywhere)
-
         sampled = split[parents][:, None].float()
         scales = store.parameters["scales"][parents]  # log
         noise = philox.normal(store.ids[grown], 3 * samples, seed=self.seed, step=seen)
         noise = noise.view(-1, samples, 3)[family, nth]
-        offset = _rotate(store.parameters["quats"][parents], scales.exp() * noise)
+        offset = rotate(store.parameters["quats"][parents], scales.exp() * noise)
         changes = {
             "means": store.parameters["means"][parents] + sampled * offset,
             "scales": scales - sampled * math.log(self._shrinkage),
         }
-        store.edit(kept, parents, ids, changes)
-
-    def _admit(self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor) -> Tensor:
-        """Those of the candidates [N] bool that fit under ``max_gaussians`` beside so many occupied places.
-
-        The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique), and
-        enter until the cost [N] int64 of one does not fit.
-        """
-        priorities, ties, costs = (self.gather(column[candidates]) for column in (priority, tie, cost))
-        order = ties.argsort()
-        order = order[priorities[order].argsort(descending=True, stable=True)]
-        n = int((costs[order].cumsum(0) <= self.options.max_gaussians - occupied).sum())
-        if n == 0:
-            return torch.zeros_like(candidates)
-        last = order[n - 1]
-        ahead = (priority > priorities[last]) | ((priority == priorities[last]) & (tie <= ties[last]))
-        return candidates & ahead
-
-    def _sum(self, *counts: int | Tensor) -> list[int]:
-        """The counts, each summed over all ranks."""
-        here = torch.stack([torch.as_tensor(count, device=self.store.device) for count in counts])
-        return self.gather(here[None]).sum(dim=0).tolist()
-
-
-def _rotate(quats: Tensor, vectors: Tensor) -> Tensor:
-    """Vectors [n, 3] turned by quaternions [n, 4] (w, x, y, z; of any norm)."""
-    w, axis = torch.nn.functional.normalize(quats, dim=1).split([1, 3], dim=1)
-    turned = 2.0 * torch.linalg.cross(axis, vectors)
-    return vectors + w * turned + torch.linalg.cross(axis, turned)
+        store.edit(kept, parents, self._name_children(parents), changes)

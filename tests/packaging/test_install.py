@@ -103,7 +103,9 @@ def test_source_distribution_can_be_built_from(checkout: Path, compiler: Path, t
     assert "bytesplat_ns/csrc/common/platform.h" in zipfile.ZipFile(wheel).namelist()
 
 
-def test_nerfstudio_finds_the_method() -> None:
-    (entry,) = entry_points(group="nerfstudio.method_configs", name="bytesplat")
-    assert entry == EntryPoint("bytesplat", "bytesplat_ns.config:bytesplat", "nerfstudio.method_configs")
-    assert entry.load().config.method_name == "bytesplat"
+@pytest.mark.parametrize("name", ["bytesplat", "bytesplat-big", "bytesplat-mcmc"])
+def test_nerfstudio_finds_the_methods(name: str) -> None:
+    (entry,) = entry_points(group="nerfstudio.method_configs", name=name)
+    place = f"bytesplat_ns.config:{name.replace('-', '_')}"
+    assert entry == EntryPoint(name, place, "nerfstudio.method_configs")
+    assert entry.load().config.method_name == name

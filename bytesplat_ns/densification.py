@@ -1,0 +1,58 @@
+"""Which density control a run has, and when it acts: from the model's options to ``density``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TypeVar
+
+from bytesplat_ns.density.base import Strategy
+from bytesplat_ns.density.mcmc import MCMCOptions, MCMCStrategy
+from bytesplat_ns.density.schedule import DensitySchedule
+from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions
+from bytesplat_ns.model import ByteSplatModelConfig
+from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
+
+Options = TypeVar("Options", DensityOptions, MCMCOptions)
+
+
+def density_control(
+    options: ByteSplatModelConfig,
+    timeline: Timeline,
+    photos: int,
+    store: GaussianStore,
+    optimizer: GaussianAdam,
+    seed: int,
+) -> Strategy:
+    """The strategy that the options name, on this run's timeline with so many photos."""
+    schedule = density_schedule(options, timeline, photos)
+    if options.strategy == "mcmc":
+        return MCMCStrategy(store, optimizer, _part(MCMCOptions, options), schedule, seed)
+    return DefaultStrategy(store, optimizer, _part(DensityOptions, options), schedule, seed)
+
+
+def density_schedule(options: ByteSplatModelConfig, timeline: Timeline, photos: int) -> DensitySchedule:
+    """Splatfacto's density schedule on this run's timeline.
+
+    A refinement judges Gaussians by the views since the last one, so however short the run, it waits until all photos
+    have been seen once (but no longer than splatfacto does). Sampling (MCMC) never resets opacities.
+    """
+    every = timeline.images(options.refine_every, at_least=min(photos, options.refine_every))
+    pause = min(photos, timeline.images(REFERENCE_IMAGES // 10)) + every
+    resets = options.strategy == "default"
+    reset_every = timeline.images(options.reset_alpha_every * options.refine_every, at_least=2 * pause)
+    return DensitySchedule(
+        start=timeline.images(options.warmup_length),
+        stop=timeline.images(options.stop_split_at),
+        every=every,
+        reset_every=reset_every if resets else None,
+        pause_after_reset=pause if resets else 0,
+        stop_screen_size=timeline.images(options.stop_screen_size_at, at_least=0),
+        total=timeline.total,
+    )
+
+
+def _part(kind: type[Options], options: ByteSplatModelConfig) -> Options:
+    """The model's options that have a namesake in this dataclass."""
+    return kind(**{f.name: getattr(options, f.name) for f in fields(kind)})
