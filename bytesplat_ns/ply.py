@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +10,23 @@ import torch
 from torch import Tensor
 
 _TYPES = {"float": "<f4", "float32": "<f4", "uchar": "u1", "uint8": "u1", "double": "<f8", "float64": "<f8"}
+_ROWS = 4096
+_SH_C0 = 0.28209479177387814  # the constant spherical harmonic
 
 
 class PlyError(ValueError):
     """A file is not a PLY file of Gaussians."""
 
 
-def write_vertices(path: str | Path, count: int, properties: Mapping[str, np.ndarray]) -> None:
+def write_vertices(
+    path: str | Path, count: int, properties: Mapping[str, np.ndarray], comments: Sequence[str] = ()
+) -> None:
     """Writes a binary little-endian PLY with one element ``vertex``.
 
     Args:
         count: number of vertices.
         properties: by name, in order, [count] or [count, 1]; floating point is written as float32, uint8 as uchar.
+        comments: lines for the header.
 
     Raises:
         PlyError: a property has another length or type.
@@ -32,14 +37,21 @@ def write_vertices(path: str | Path, count: int, properties: Mapping[str, np.nda
                 f"{path}: property {name} has {values.size} values of type {values.dtype}; "
                 f"expected {count} floating point or uint8 values."
             )
-    table = np.empty(count, dtype=[(name, "u1" if v.dtype == np.uint8 else "<f4") for name, v in properties.items()])
-    header = ["ply", "format binary_little_endian 1.0", "comment written by bytesplat-ns", f"element vertex {count}"]
-    for name, values in properties.items():
-        table[name] = values.reshape(-1)
+    columns = {name: values.reshape(-1) for name, values in properties.items()}
+    dtype = [(name, "u1" if values.dtype == np.uint8 else "<f4") for name, values in columns.items()]
+    table = np.empty(min(count, _ROWS), dtype)
+    header = ["ply", "format binary_little_endian 1.0", "comment written by bytesplat-ns"]
+    header += [f"comment {line}" for line in comments]
+    header.append(f"element vertex {count}")
+    for name, values in columns.items():
         header.append(f"property {'uchar' if values.dtype == np.uint8 else 'float'} {name}")
     with open(path, "wb") as file:
         file.write("\n".join([*header, "end_header\n"]).encode())
-        table.tofile(file)
+        for start in range(0, count, _ROWS):  # few enough rows to stay in the processor's cache
+            rows = table[: min(_ROWS, count - start)]
+            for name, values in columns.items():
+                rows[name] = values[start : start + len(rows)]
+            rows.tofile(file)
 
 
 def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
@@ -78,6 +90,33 @@ def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
     return {name: table[name] for name, _ in columns}
 
 
+def write_gaussians(
+    path: str | Path, parameters: Mapping[str, Tensor], rgb: bool = False, comments: Sequence[str] = ()
+) -> None:
+    """Writes raw parameters (shapes as in ``ops.layout.Gaussians``) with the properties of the 3DGS release.
+
+    Args:
+        rgb: write the base colours as uchar ``red, green, blue`` instead of the harmonics.
+        comments: lines for the header.
+    """
+    values = {name: tensor.detach().cpu().numpy() for name, tensor in parameters.items()}
+    n = len(values["means"])
+    properties = {name: values["means"][:, i] for i, name in enumerate("xyz")}
+    properties |= dict.fromkeys(("nx", "ny", "nz"), np.broadcast_to(np.float32(0), n))
+    if rgb:
+        colors = ((values["features_dc"] * _SH_C0 + 0.5).clip(0, 1) * 255).astype(np.uint8)
+        properties |= {name: colors[:, i] for i, name in enumerate(("red", "green", "blue"))}
+    else:
+        properties |= {f"f_dc_{i}": values["features_dc"][:, i] for i in range(3)}
+        rest = values["features_rest"]
+        bases = rest.shape[1]  # stored channel by channel
+        properties |= {f"f_rest_{c * bases + k}": rest[:, k, c] for c in range(3) for k in range(bases)}
+    properties["opacity"] = values["opacities"][:, 0]
+    properties |= {f"scale_{i}": values["scales"][:, i] for i in range(3)}
+    properties |= {f"rot_{i}": values["quats"][:, i] for i in range(4)}
+    write_vertices(path, n, properties, comments)
+
+
 def read_gaussians(path: str | Path) -> dict[str, Tensor]:
     """Raw parameters by name from a 3DGS PLY, float32, shapes as in ``ops.layout.Gaussians`` (ids are not stored).
 
@@ -92,6 +131,10 @@ def read_gaussians(path: str | Path) -> dict[str, Tensor]:
             raise PlyError(f"{path} lacks the property {missing[0]} of a Gaussian splat.")
         return torch.from_numpy(np.stack([vertices[name] for name in names], axis=1).astype(np.float32))
 
+    if "f_dc_0" not in vertices and "red" in vertices:  # written with --ply-color-mode rgb
+        features_dc = (columns("red", "green", "blue") / 255 - 0.5) / _SH_C0
+    else:
+        features_dc = columns("f_dc_0", "f_dc_1", "f_dc_2")
     rest = sum(name.startswith("f_rest_") for name in vertices)
     features_rest = torch.zeros(len(vertices["x"]), 0, 3)
     if rest:  # stored channel by channel
@@ -101,6 +144,6 @@ def read_gaussians(path: str | Path) -> dict[str, Tensor]:
         "quats": columns("rot_0", "rot_1", "rot_2", "rot_3"),
         "scales": columns("scale_0", "scale_1", "scale_2"),
         "opacities": columns("opacity"),
-        "features_dc": columns("f_dc_0", "f_dc_1", "f_dc_2"),
+        "features_dc": features_dc,
         "features_rest": features_rest.contiguous(),
     }

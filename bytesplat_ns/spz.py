@@ -1,0 +1,219 @@
+"""Gaussians as SPZ files, versions 2 and 3 of the open format: a gzip stream of quantised attributes.
+
+After the description at github.com/nianticlabs/spz: a header of 16 bytes, then for all Gaussians the positions (24-bit
+fixed point), alphas, colours, scales, rotations and harmonics (a byte each; rotations 3 or 4 bytes). Axes in the file
+are right-up-back, while a PLY of Gaussians counts as right-down-front: reading and writing here turn by 180 degrees
+about x, so that a PLY and an SPZ of the same Gaussians look alike in viewers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.reference.harmonics import basis
+
+MAGIC = 0x5053474E  # "NGSP"
+ANTIALIASED = 1
+_HEADER = struct.Struct("<IIIBBBB")  # magic, version, count, SH degree, fractional bits, flags, reserved
+_TURN = torch.tensor([1.0, -1.0, -1.0])  # of positions: 180 degrees about x
+_DIRECTION = torch.tensor([[0.36, 0.48, 0.8]])
+_TURN_HARMONICS = (basis(_DIRECTION * _TURN, 3) / basis(_DIRECTION, 3)).sign()[0, 1:, None]  # [15, 1]
+_COLOR = 0.15  # share of a byte's range that one unit of the constant harmonic takes
+_LIMIT = 2**23 - 1
+_THREADS = min(16, os.cpu_count() or 1)
+_ROWS = 1 << 14  # Gaussians that are quantised at a time
+_BLOCK = 1 << 20  # bytes that one thread compresses at a time
+
+
+class SpzError(ValueError):
+    """A file is not an SPZ file that is read here, or Gaussians do not fit into one."""
+
+
+def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool) -> None:
+    """Writes version 3.
+
+    Positions get as many fractional bits as the farthest Gaussian leaves; harmonics are rounded to 5 bits (degree 1)
+    and 4 bits (degrees 2, 3), the format's defaults, which compress well.
+
+    Args:
+        parameters: raw, finite; shapes as in ``ops.layout.Gaussians``.
+        antialiased: whether the Gaussians are to be drawn with opacities compensated for dilation.
+
+    Raises:
+        SpzError: a coordinate is beyond the format's range.
+    """
+    n, bases = parameters["features_rest"].shape[:2]
+    degree = round((bases + 1) ** 0.5) - 1
+    farthest = float(parameters["means"].abs().max()) if n else 0.0
+    bits = 20
+    while bits and farthest * 2**bits > _LIMIT:
+        bits -= 1
+    if farthest * 2**bits > _LIMIT:
+        raise SpzError(
+            f"{path}: a Gaussian lies {farthest:.3g} from the origin, SPZ holds coordinates up to {_LIMIT:,}. "
+            "Export in the training frame, crop, or write a .ply."
+        )
+    parts = [np.empty((n, width), np.uint8) for width in _widths(3, bases)]
+
+    def encode(start: int) -> None:
+        rows = slice(start, start + _ROWS)
+        block = {name: tensor[rows].detach().cpu() for name, tensor in parameters.items()}
+        for part, values in zip(parts, _encode(block, bits), strict=True):
+            part[rows] = values
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(encode, range(0, n, _ROWS)))
+    header = _HEADER.pack(MAGIC, 3, n, degree, bits, ANTIALIASED if antialiased else 0, 0)
+    with open(path, "wb") as file:
+        for chunk in _gzip(header + b"".join(part.tobytes() for part in parts)):
+            file.write(chunk)
+
+
+def read(path: str | Path) -> tuple[dict[str, Tensor], bool]:
+    """Raw parameters by name (float32, as ``ply.read_gaussians``), and whether they are meant for antialiased drawing.
+
+    Raises:
+        SpzError: the file is damaged or of another version.
+    """
+    content = Path(path).read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = zlib.decompress(content, wbits=31)
+        except zlib.error as error:
+            raise SpzError(f"{path} is damaged: {error}.") from error
+    if len(content) < _HEADER.size or content[:4] != b"NGSP":
+        raise SpzError(f"{path} is not an SPZ file: it does not begin with 'NGSP', packed by gzip or not.")
+    _, version, n, degree, bits, flags, _ = _HEADER.unpack_from(content)
+    if version not in (2, 3):
+        raise SpzError(f"{path} has SPZ version {version}; versions 2 and 3 are read. Convert it to one of them.")
+    if degree > 3:
+        raise SpzError(f"{path} has harmonics of degree {degree}; degrees 0 to 3 are read.")
+    bases = (degree + 1) ** 2 - 1
+    widths = _widths(version, bases)
+    if len(content) < _HEADER.size + n * sum(widths):
+        raise SpzError(
+            f"{path} is cut short: {len(content):,} bytes of {_HEADER.size + n * sum(widths):,} for {n:,} Gaussians."
+        )
+    ends = _HEADER.size + n * np.cumsum([0, *widths])
+    positions, alphas, colors, scales, rotations, harmonics = (
+        np.frombuffer(content, np.uint8, n * width, start).reshape(n, width)
+        for start, width in zip(ends, widths, strict=False)
+    )
+    fixed = np.zeros((n, 3, 4), np.uint8)
+    fixed[:, :, 1:] = positions.reshape(n, 3, 3)  # into the high bytes, for the sign
+    # Within their rounding, so that alphas of 0 and 255 are finite logits.
+    alpha = alphas.astype(np.float64).clip(0.25, 254.75) / 255
+    rotation = _from_smallest_three(rotations) if version == 3 else _from_xyz(rotations)
+    values = {
+        "means": (fixed.reshape(n, 12).view("<i4") >> 8) / 2.0**bits,
+        "quats": rotation,
+        "scales": scales / 16.0 - 10,
+        "opacities": np.log(alpha / (1 - alpha)),
+        "features_dc": (colors / 255.0 - 0.5) / _COLOR,
+        "features_rest": (harmonics.reshape(n, bases, 3) - 128.0) / 128,
+    }
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value, np.float32)) for name, value in values.items()}
+    return _turn(tensors), bool(flags & ANTIALIASED)
+
+
+def _widths(version: int, bases: int) -> list[int]:
+    """Bytes that positions, alphas, colours, scales, rotations and harmonics of a Gaussian take."""
+    return [9, 1, 3, 3, 4 if version == 3 else 3, 3 * bases]
+
+
+def _turn(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """From the axes of a PLY to those of the file, or back."""
+    return {
+        **parameters,
+        "means": parameters["means"] * _TURN,
+        "quats": parameters["quats"] * torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        "features_rest": parameters["features_rest"] * _TURN_HARMONICS[: parameters["features_rest"].shape[1]],
+    }
+
+
+def _encode(parameters: Mapping[str, Tensor], bits: int) -> list[np.ndarray]:
+    """The six attributes of n Gaussians, uint8 [n, width]."""
+    values = {name: tensor.numpy() for name, tensor in _turn(parameters).items()}
+    n = len(values["means"])
+    fixed = np.rint(values["means"].astype(np.float64) * 2**bits).astype("<i4")
+    harmonics = _byte(values["features_rest"].reshape(n, -1) * np.float32(128) + 128).astype(np.uint16)
+    for columns, shift in ((slice(0, 9), 3), (slice(9, None), 4)):
+        harmonics[:, columns] = harmonics[:, columns] + (1 << shift - 1) >> shift << shift
+    return [
+        fixed.view(np.uint8).reshape(n, 3, 4)[:, :, :3].reshape(n, 9),
+        _byte(255 / (1 + np.exp(-values["opacities"].astype(np.float64)))),
+        _byte((values["features_dc"] * _COLOR + 0.5) * 255),
+        _byte((values["scales"] + 10) * 16),
+        _smallest_three(values["quats"]).view(np.uint8).reshape(n, 4),
+        _byte(harmonics),
+    ]
+
+
+def _byte(values: np.ndarray) -> np.ndarray:
+    """Rounded and limited to 0..255."""
+    return np.rint(values).clip(0, 255).astype(np.uint8)
+
+
+def _smallest_three(quats: np.ndarray) -> np.ndarray:
+    """[N, 4] wxyz to [N] uint32: two bits say which of xyzw is largest, ten (sign, magnitude) each the others."""
+    xyzw = np.roll(quats, -1, axis=1).astype(np.float32)
+    xyzw /= np.linalg.norm(xyzw, axis=1, keepdims=True).clip(1e-30)
+    largest = np.abs(xyzw).argmax(axis=1)
+    rows = np.arange(len(xyzw))
+    negative = (xyzw < 0) ^ (xyzw[rows, largest] < 0)[:, None]
+    magnitude = np.rint(np.abs(xyzw) * (511 * np.sqrt(np.float32(2)))).clip(0, 511).astype(np.uint32)
+    packed = largest.astype(np.uint32)
+    for i in range(4):
+        ten = packed << 10 | negative[:, i].astype(np.uint32) << 9 | magnitude[:, i]
+        packed = np.where(largest == i, packed, ten)
+    return packed.astype("<u4")
+
+
+def _from_smallest_three(rotations: np.ndarray) -> np.ndarray:
+    """[N, 4] uint8 to [N, 4] wxyz."""
+    packed = np.ascontiguousarray(rotations).view("<u4")[:, 0]
+    largest = packed >> 30
+    xyzw = np.zeros((len(packed), 4))
+    for i in reversed(range(4)):
+        here = largest != i
+        magnitude = (packed & 511) * (np.sqrt(0.5) / 511)
+        xyzw[:, i] = np.where(here, np.where(packed >> 9 & 1, -magnitude, magnitude), 0)
+        packed = np.where(here, packed >> 10, packed)
+    xyzw[np.arange(len(xyzw)), largest] = np.sqrt((1 - np.square(xyzw).sum(axis=1)).clip(0))
+    return np.roll(xyzw, 1, axis=1)
+
+
+def _from_xyz(rotations: np.ndarray) -> np.ndarray:
+    """[N, 3] uint8 (version 2) to [N, 4] wxyz, w positive."""
+    xyz = rotations / 127.5 - 1
+    w = np.sqrt((1 - np.square(xyz).sum(axis=1)).clip(0))
+    return np.concatenate([w[:, None], xyz], axis=1)
+
+
+def _gzip(data: bytes) -> Iterator[bytes]:
+    """One gzip member, its blocks compressed by several threads.
+
+    Each block but the last ends at a byte (a sync flush), and starts with the window of the one before as its
+    dictionary, so that together they are one ordinary deflate stream.
+    """
+    starts = range(0, len(data), _BLOCK)
+
+    def deflate(start: int) -> bytes:
+        window = data[max(0, start - 32768) : start]
+        packer = zlib.compressobj(4, wbits=-15, zdict=window)  # level 6 takes five times as long to gain 5 %
+        end = zlib.Z_FINISH if start == starts[-1] else zlib.Z_SYNC_FLUSH
+        return packer.compress(data[start : start + _BLOCK]) + packer.flush(end)
+
+    yield b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # no name, no time: equal Gaussians make equal files
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(deflate, starts)
+    yield struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
