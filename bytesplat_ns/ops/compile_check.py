@@ -36,7 +36,7 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
     yield optimizer.ADAM, {}
     yield binning.BINNING, {}
     yield projection.STARTS, {}
-    yield from ((binning.SORTING, {"COUNT": count}) for count in (0, 1))
+    yield from ((binning.SORTING, constants) for constants in (binning.BY_DEPTH, binning.BY_TILE))
     for degree, antialiased in product(range(4), (0, 1)):
         shape = {"SH_DEGREE": degree, "SH_STORED": 15, "ANTIALIASED": antialiased}
         yield projection.FORWARD, shape

@@ -2,6 +2,8 @@
 //
 // Records are sorted by depth once; their (tile, record) pairs are then made in that order, and a stable sort by tile alone
 // leaves every tile's list sorted by depth. So the long sort has keys of 16 bits or so instead of 48.
+//
+// The tiles that an ellipse reaches in a row of tiles are a span, whose ends follow from the ellipse alone: no tile is tested.
 #include "ellipse.h"
 #include "lookback.h"
 #include "step.h"
@@ -12,74 +14,81 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int DIGITS = 256;
 
-// One record and the tiles of the box around its ellipse, in shared memory: one a lane.
-struct Candidates {
-    float x, y, a, b, c, threshold;
-    int first_x, first_y, columns, view;
-    int end;  // of its tiles, numbering those of all lanes one after another
+// The ellipse of a record and the rows of tiles that it reaches.
+struct Ellipse {
+    float x, y;          // centre, pixels
+    float reach_x;       // half of its width
+    float tilt;          // its rightmost point is so far above the centre, its leftmost one as far below
+    float slope;         // middle of the chord at height dy: -slope dy
+    float square, fall;  // square of half the chord's length at height dy: square - fall dy^2
+    int first_row, rows, view;
+    int end;  // of its rows, numbering those of a warp's ellipses one after another
 };
 
-// The tiles of all lanes of a warp, 32 at a time, whoever they belong to: a huge Gaussian keeps no other waiting.
-// Calls visit(reached, owner, tile) with the whole warp, where `reached` the ellipse meets the pixel centres of `tile`.
-template <class Visit>
-__device__ inline void for_each_tile(const float* row, int view, bool exists, const int* sizes, int tiles_x, int tiles_y,
-                                     Candidates* candidates, Visit visit) {
+// Tiles along one axis of `size` pixels whose pixel centres [low, high] may touch. May be empty, end <= first.
+__device__ inline void tiles_between(float low, float high, int size, int& first, int& end) {
+    const float last = (size - 1) / TILE;
+    first = static_cast<int>(limit(ceil((low - (TILE - 0.5f)) * (1.0f / TILE)), 0.0f, last + 1.0f));
+    end = static_cast<int>(limit(floor((high - 0.5f) * (1.0f / TILE)), -1.0f, last)) + 1;
+    if (low > size - 0.5f) end = first;  // past the last pixel of the last tile
+}
+
+__device__ inline Ellipse ellipse_of(const float* row, int view, const int* sizes) {
+    const float4 A = reinterpret_cast<const float4*>(row)[0];
+    const float2 B = reinterpret_cast<const float2*>(row)[2];
+    const float a = A.z, b = A.w, c = B.x, threshold = ellipse_threshold(B.y);
+    float extent[2];
+    ellipse_half_extent(a, b, c, threshold, extent);
+    Ellipse ellipse;
+    ellipse.x = A.x, ellipse.y = A.y, ellipse.reach_x = extent[0];
+    ellipse.tilt = b / c * extent[0];
+    ellipse.slope = b / a;
+    ellipse.square = 2.0f * threshold / a;
+    ellipse.fall = larger(difference_of_products(a, c, b, b), 0.0f) / (a * a);
+    ellipse.view = view;
+    int end;
+    tiles_between(A.y - extent[1], A.y + extent[1], sizes[2 * view + 1], ellipse.first_row, end);
+    ellipse.rows = larger(end - ellipse.first_row, 0);
+    return ellipse;
+}
+
+// Columns [first, end) of the tiles that an ellipse reaches in a row of tiles.
+__device__ inline void span_of_row(const Ellipse& ellipse, int row, const int* sizes, int& first, int& end) {
+    const int* size = sizes + 2 * ellipse.view;
+    const float top = row * TILE + 0.5f - ellipse.y, bottom = smaller((row + 1) * TILE, size[1]) - 0.5f - ellipse.y;
+    // The chord's right end moves outwards up to the rightmost point and inwards behind it; the left end likewise.
+    const float right_y = limit(-ellipse.tilt, top, bottom), left_y = limit(ellipse.tilt, top, bottom);
+    const float right_square = ellipse.square - ellipse.fall * right_y * right_y;
+    const float left_square = ellipse.square - ellipse.fall * left_y * left_y;
+    const float right = ellipse.x - ellipse.slope * right_y + sqrt(larger(right_square, 0.0f));
+    const float left = ellipse.x - ellipse.slope * left_y - sqrt(larger(left_square, 0.0f));
+    tiles_between(larger(left, ellipse.x - ellipse.reach_x), smaller(right, ellipse.x + ellipse.reach_x), size[0], first, end);
+    if (right_square < 0.0f && left_square < 0.0f) end = first;
+}
+
+// Goes through the rows of a warp's ellipses, 32 at a time, whoever they belong to: a huge Gaussian keeps no other waiting.
+// Calls visit(item, owner, row, exists, base) with the whole warp: item is the row's number among those of all ellipses.
+template <class Visit> __device__ inline void for_each_row(Ellipse* ellipses, Ellipse mine, Visit visit) {
     const int lane = threadIdx.x % WARP;
-    Candidates mine = {};
-    int cells = 0;
-    if (exists) {
-        const float4 A = reinterpret_cast<const float4*>(row)[0];
-        const float2 B = reinterpret_cast<const float2*>(row)[2];
-        mine = {A.x, A.y, A.z, A.w, B.x, ellipse_threshold(B.y), 0, 0, 0, view, 0};
-        float extent[2];
-        ellipse_half_extent(mine.a, mine.b, mine.c, mine.threshold, extent);
-        // One tile of slack: which tiles are reached is decided tile by tile.
-        const int last_x = (sizes[2 * view] - 1) / TILE, last_y = (sizes[2 * view + 1] - 1) / TILE;
-        mine.first_x = static_cast<int>(clamp(floor((mine.x - extent[0]) / TILE - 0.1f), 0.0f, float(last_x)));
-        mine.first_y = static_cast<int>(clamp(floor((mine.y - extent[1]) / TILE - 0.1f), 0.0f, float(last_y)));
-        const int end_x = static_cast<int>(clamp(floor((mine.x + extent[0]) / TILE + 0.1f), 0.0f, float(last_x))) + 1;
-        const int end_y = static_cast<int>(clamp(floor((mine.y + extent[1]) / TILE + 0.1f), 0.0f, float(last_y))) + 1;
-        mine.columns = end_x - mine.first_x;
-        cells = mine.columns * (end_y - mine.first_y);
-    }
-    int end = cells;
+    int end = mine.rows;
     for (int step = 1; step < WARP; step *= 2) {
         const int left = __shfl_up_sync(ALL_LANES, end, step);
         if (lane >= step) end += left;
     }
     mine.end = end;
-    candidates[lane] = mine;
+    ellipses[lane] = mine;
     const int total = __shfl_sync(ALL_LANES, end, WARP - 1);
     __syncwarp();
-
     for (int base = 0; base < total; base += WARP) {
-        const int cell = base + lane;
-        int owner = 0;  // the first lane whose tiles end behind this cell
+        const int item = base + lane;
+        int owner = 0;  // the first lane whose rows end behind this one
 #pragma unroll
         for (int step = WARP / 2; step > 0; step /= 2)
-            if (candidates[owner + step - 1].end <= cell) owner += step;
-        bool reached = cell < total;
-        int tile = 0;
-        if (reached) {
-            const Candidates& of = candidates[owner];
-            const int number = cell - (owner > 0 ? candidates[owner - 1].end : 0);
-            const int row = number / of.columns;
-            const int tile_x = of.first_x + number - row * of.columns, tile_y = of.first_y + row;
-            const float x0 = tile_x * TILE + 0.5f, x1 = smaller((tile_x + 1) * TILE, sizes[2 * of.view]) - 0.5f;
-            const float y0 = tile_y * TILE + 0.5f, y1 = smaller((tile_y + 1) * TILE, sizes[2 * of.view + 1]) - 0.5f;
-            reached = box_sigma(of.a, of.b, of.c, x0 - of.x, x1 - of.x, y0 - of.y, y1 - of.y) <= of.threshold;
-            tile = (of.view * tiles_y + tile_y) * tiles_x + tile_x;
-        }
-        visit(reached, owner, tile, base);
+            if (ellipses[owner + step - 1].end <= item) owner += step;
+        const Ellipse& ellipse = ellipses[owner];
+        visit(owner, ellipse.first_row + item - (ellipse.end - ellipse.rows), item < total, base);
     }
     __syncwarp();
-}
-
-// The lanes that hold cells of one owner while the warp looks at the cells from `base` on.
-__device__ inline unsigned lanes_of(const Candidates* candidates, int owner, int base) {
-    const int first = clamp((owner > 0 ? candidates[owner - 1].end : 0) - base, 0, WARP);
-    const int end = clamp(candidates[owner].end - base, 0, WARP);
-    return static_cast<unsigned>((1ull << end) - (1ull << first));
 }
 
 // Number of tiles of each record; keys and histograms of the sort by depth. histograms: [4, DIGITS] zero.
@@ -87,7 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             const int* __restrict__ record_view,  // [M]
             const int* __restrict__ sizes,        // [V, 2]
-            int tiles_x, int tiles_y,
             unsigned* __restrict__ tile_count,  // [M]
             unsigned* __restrict__ keys,        // [M] bits of the depth, ordered as the (positive) depths are
             unsigned* __restrict__ values,      // [M] the record
@@ -96,24 +104,27 @@ count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
     if (step_state(state).halted) return;
     const long long records = step_state(state).records;
     if (static_cast<long long>(blockIdx.x) * THREADS >= records) return;
-    __shared__ Candidates candidates[WARPS][WARP];
+    __shared__ Ellipse ellipses[WARPS][WARP];
+    __shared__ int tiles[WARPS][WARP];
     __shared__ unsigned counts[4][DIGITS];
     for (int place = 0; place < 4; ++place) counts[place][threadIdx.x] = 0;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    tiles[warp][lane] = 0;
     __syncthreads();
 
     const long long record = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const bool exists = record < records;
     const float* row = table + record * RECORD_STRIDE;
-    unsigned tiles = 0;
-    for_each_tile(row, exists ? record_view[record] : 0, exists, sizes, tiles_x, tiles_y, candidates[warp],
-                  [&](bool reached, int, int, int base) {
-                      const unsigned hits = __ballot_sync(ALL_LANES, reached);
-                      tiles += __popc(hits & lanes_of(candidates[warp], lane, base));
-                  });
+    Ellipse ellipse = {};
+    if (exists) ellipse = ellipse_of(row, record_view[record], sizes);
+    for_each_row(ellipses[warp], ellipse, [&](int owner, int tile_row, bool within, int) {
+        int first, end;
+        span_of_row(ellipses[warp][owner], tile_row, sizes, first, end);
+        if (within && end > first) atomicAdd(&tiles[warp][owner], end - first);
+    });
     if (exists) {
         const unsigned key = __float_as_uint(row[DEPTH]);
-        tile_count[record] = tiles;
+        tile_count[record] = tiles[warp][lane];
         keys[record] = key;
         values[record] = static_cast<unsigned>(record);
         for (int place = 0; place < 4; ++place) atomicAdd(&counts[place][key >> 8 * place & (DIGITS - 1)], 1u);
@@ -124,8 +135,16 @@ count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(counts[place][threadIdx.x]));
 }
 
-// The (tile, record) pairs in the order of depth, and the histograms of the sort by tile.
-// places: how many digits of 8 bits a tile's number has, at most 4.
+// Where the pairs of a span of tiles go.
+struct Span {
+    int before;      // pairs of the spans ahead of it that the warp looks at together
+    int tile;        // of its first pair
+    unsigned place;  // of its first pair
+    unsigned record;
+};
+
+// The (tile, record) pairs in the order of depth, and the histograms of the sort by tile, whose number has `places` digits
+// of 8 bits, at most 4.
 extern "C" __global__ void __launch_bounds__(THREADS)
 make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            const int* __restrict__ record_view,         // [M]
@@ -143,8 +162,10 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            long long* state) {
     if (step_state(state).halted) return;
     const long long records = step_state(state).records;
-    __shared__ Candidates candidates[WARPS][WARP];
+    __shared__ Ellipse ellipses[WARPS][WARP];
+    __shared__ Span spans[WARPS][WARP];
     __shared__ unsigned counts[4][DIGITS];
+    __shared__ unsigned place_of[THREADS], record_of[THREADS];  // for the block's records, near to far
     __shared__ unsigned long long before_block;
     const unsigned block = ordered_block(counter);
     if (static_cast<long long>(block) * THREADS >= records) return;
@@ -152,11 +173,11 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
     // Phase 1: where each record's pairs go.
-    const long long position = static_cast<long long>(block) * THREADS + threadIdx.x;
-    const bool exists = position < records;
-    const unsigned record = exists ? by_depth[position] : 0;
+    const int here = static_cast<int>(smaller(records - static_cast<long long>(block) * THREADS, static_cast<long long>(THREADS)));
+    const int position = threadIdx.x;
+    record_of[position] = position < here ? by_depth[static_cast<long long>(block) * THREADS + position] : 0;
     unsigned in_block;
-    const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(exists ? tile_count[record] : 0, in_block);
+    const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(position < here ? tile_count[record_of[position]] : 0, in_block);
     if (warp == 0) {
         const uint64 before = exclusive_sum_of_blocks(lookback, block, in_block);
         if (lane == 0) before_block = before;
@@ -168,22 +189,50 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
         if (total > capacity) step_state(state).halted = 1;
     }
     if (total > capacity) return;
+    place_of[position] = static_cast<unsigned>(before_block) + rank;
+    __syncthreads();
 
-    // Phase 2: the pairs.
-    unsigned long long next = before_block + rank;  // of the record that this lane owns
-    for_each_tile(table + static_cast<long long>(record) * RECORD_STRIDE, exists ? record_view[record] : 0, exists, sizes,
-                  tiles_x, tiles_y, candidates[warp], [&](bool reached, int owner, int tile, int base) {
-                      const unsigned hits = __ballot_sync(ALL_LANES, reached);
-                      const unsigned long long of_owner = __shfl_sync(ALL_LANES, next, owner);
-                      const unsigned owned = __shfl_sync(ALL_LANES, record, owner);
-                      next += __popc(hits & lanes_of(candidates[warp], lane, base));
-                      if (!reached) return;
-                      const unsigned before = hits & lanes_below() & lanes_of(candidates[warp], owner, base);
-                      keys[of_owner + __popc(before)] = tile;
-                      values[of_owner + __popc(before)] = owned;
-                      for (int place = 0; place < places; ++place)
-                          atomicAdd(&counts[place][tile >> 8 * place & (DIGITS - 1)], 1u);
-                  });
+    // Phase 2: the pairs. The nearest records, which tend to be the largest, go to different warps.
+    const int own = lane * WARPS + warp;
+    Ellipse ellipse = {};
+    if (own < here) ellipse = ellipse_of(table + static_cast<long long>(record_of[own]) * RECORD_STRIDE, record_view[record_of[own]], sizes);
+    for_each_row(ellipses[warp], ellipse, [&](int owner, int row, bool within, int base) {
+        int first, end;
+        span_of_row(ellipses[warp][owner], row, sizes, first, end);
+        const int count = within ? larger(end - first, 0) : 0, of = owner * WARPS + warp;
+        int before = count;
+        for (int step = 1; step < WARP; step *= 2) {
+            const int left = __shfl_up_sync(ALL_LANES, before, step);
+            if (lane >= step) before += left;
+        }
+        const int pairs = __shfl_sync(ALL_LANES, before, WARP - 1);
+        before -= count;
+        // Spans of one record follow each other, here and from one time to the next.
+        const Ellipse& owned = ellipses[warp][owner];
+        const int first_lane = larger(owned.end - owned.rows - base, 0);
+        const unsigned place = place_of[of] + before - __shfl_sync(ALL_LANES, before, first_lane);
+        const int tile = (owned.view * tiles_y + row) * tiles_x + first;
+        spans[warp][lane] = {before, tile, place, record_of[of]};
+        __syncwarp();
+        if (within && (lane == WARP - 1 || owned.end - base == lane + 1)) place_of[of] = place + count;
+        for (int digit = 1; digit < places; ++digit)  // few tiles of a span differ in these
+            for (int from = tile, to; from < tile + count; from = to) {
+                to = smaller(tile + count, ((from >> 8 * digit) + 1) << 8 * digit);
+                atomicAdd(&counts[digit][from >> 8 * digit & (DIGITS - 1)], static_cast<unsigned>(to - from));
+            }
+        for (int pair = lane; pair < pairs; pair += WARP) {
+            int span = 0;  // the last one that begins at or ahead of this pair
+#pragma unroll
+            for (int step = WARP / 2; step > 0; step /= 2)
+                if (spans[warp][span + step].before <= pair) span += step;
+            const Span& of_pair = spans[warp][span];
+            const int in_span = pair - of_pair.before;
+            keys[of_pair.place + in_span] = of_pair.tile + in_span;
+            values[of_pair.place + in_span] = of_pair.record;
+            atomicAdd(&counts[0][(of_pair.tile + in_span) & (DIGITS - 1)], 1u);
+        }
+        __syncwarp();
+    });
     __syncthreads();
     for (int place = 0; place < places; ++place)
         if (counts[place][threadIdx.x])

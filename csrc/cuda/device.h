@@ -15,8 +15,12 @@ __device__ inline unsigned lanes_below() {
     return mask;
 }
 
+// One instruction a side, unlike comparisons, which have to say what NaN does.
+__device__ inline float limit(float x, float low, float high) { return fminf(fmaxf(x, low), high); }
+
 // Asynchronous copy of 4 bytes to shared memory: a thread may have any number of them in flight without a register.
-__device__ inline void copy_async(float* shared, const float* global) {
+template <class T> __device__ inline void copy_async(T* shared, const T* global) {
+    static_assert(sizeof(T) == 4);
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
 }

@@ -18,16 +18,17 @@ __device__ inline void fetch_harmonics(const float* features_rest, long long fir
     constexpr int WORDS = 3 * (sh_functions(DEGREE) - 1), STRIDE = harmonics_stride(DEGREE);
     if constexpr (WORDS > 0) {
         const int lane = threadIdx.x % WARP;
-        unsigned rest = __ballot_sync(ALL_LANES, wanted);
-        if (rest == ALL_LANES && WORDS == 3 * STORED) {
-            const float* source = features_rest + first * WORDS;
-            for (int word = lane; word < WARP * WORDS; word += WARP)
-                copy_async(stage + word / WORDS * STRIDE + word % WORDS, source + word);
-        } else {
-            for (int rank = 0; rest; ++rank, rest &= rest - 1) {
-                const float* source = features_rest + (first + __ffs(rest) - 1) * (3 * STORED);
-                for (int word = lane; word < WORDS; word += WARP) copy_async(stage + rank * STRIDE + word, source + word);
-            }
+        const unsigned mask = __ballot_sync(ALL_LANES, wanted);
+        __shared__ unsigned char lanes[32][WARP];  // of each warp, those that want their coefficients
+        unsigned char* wanting = lanes[threadIdx.x / WARP];
+        if (wanted) wanting[__popc(mask & lanes_below())] = lane;
+        __syncwarp();
+        const float* source = features_rest + first * (3 * STORED);
+        const int words = __popc(mask) * WORDS;
+#pragma unroll 4
+        for (int word = lane; word < words; word += WARP) {
+            const int rank = word / WORDS, offset = word - rank * WORDS;
+            copy_async(stage + rank * STRIDE + offset, source + wanting[rank] * (3 * STORED) + offset);
         }
         copy_async_wait();
         __syncwarp();

@@ -45,18 +45,28 @@ __device__ inline uint64 exclusive_sum_of_blocks(uint64* words, unsigned block, 
 
 // The same for one thread alone, which owns one of several independent sums. words: `stride` words from block to block.
 __device__ inline uint64 exclusive_sum_of_blocks_alone(uint64* words, unsigned block, unsigned stride, uint64 own_sum) {
-    store_shared_word(words + static_cast<uint64>(block) * stride,
-                      (block == 0 ? LOOKBACK_PREFIX : LOOKBACK_SUM) | own_sum);
+    uint64* own = words + static_cast<uint64>(block) * stride;
+    store_shared_word(own, (block == 0 ? LOOKBACK_PREFIX : LOOKBACK_SUM) | own_sum);
     if (block == 0) return 0;
+    constexpr int AT_ONCE = 4;  // words on their way together: what is waited for is memory's latency
     uint64 before = 0;
-    for (unsigned earlier = block; earlier-- > 0;) {
-        uint64 word;
-        do word = load_shared_word(words + static_cast<uint64>(earlier) * stride);
-        while (word == 0);
-        before += word & LOOKBACK_VALUE;
-        if (word >= LOOKBACK_PREFIX) break;
+    for (unsigned nearest = block; nearest > 0;) {
+        uint64 word[AT_ONCE];
+#pragma unroll
+        for (unsigned i = 0; i < AT_ONCE; ++i)
+            word[i] = i < nearest ? load_shared_word(words + static_cast<uint64>(nearest - 1 - i) * stride) : LOOKBACK_PREFIX;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (word[i] == 0) break;  // not there yet: look again from here
+            before += word[i] & LOOKBACK_VALUE;
+            --nearest;
+            if (word[i] >= LOOKBACK_PREFIX) {
+                nearest = 0;
+                break;
+            }
+        }
     }
-    store_shared_word(words + static_cast<uint64>(block) * stride, LOOKBACK_PREFIX | (before + own_sum));
+    store_shared_word(own, LOOKBACK_PREFIX | (before + own_sum));
     return before;
 }
 

@@ -106,11 +106,13 @@ __device__ inline void read_column(const float (*source)[SIDE], float values[INP
 
 // Calls visit(column, row, x, y, inside) for each pixel of the part with its margin; a warp goes along a row.
 template <class Visit> __device__ inline void for_each_pixel(const Part& part, Visit visit) {
+#pragma unroll 3
     for (int row = threadIdx.x / WARP; row < HALO; row += WARPS) {
         const int y = part.y + row - MARGIN;
-        for (int column = threadIdx.x % WARP; column < HALO; column += WARP) {
-            const int x = part.x + column - MARGIN;
-            visit(column, row, x, y, part.view.inside(x, y));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int column = threadIdx.x % WARP + half * WARP, x = part.x + column - MARGIN;
+            if (column < HALO) visit(column, row, x, y, part.view.inside(x, y));
         }
     }
 }
@@ -222,7 +224,7 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
 }
 
 // The views' losses and their gradients.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      const float* __restrict__ transmittance,   // [V, H, W]
                      const unsigned char* __restrict__ target,  // [V, H, W, TARGET_CHANNELS], bytes or floats

@@ -68,18 +68,20 @@ struct Fetched {
     int index;  // its row, -1 if there is none
 };
 
-// list: what is left of the tile's list, `count` records.
-__device__ inline Fetched fetch_record(const float* table, const int* list, int count) {
+// The lane's record of the 32 of a tile's list that start at `next`; -1 behind the list's end.
+__device__ inline int fetch_index(const int* records, unsigned next, unsigned end) {
+    return next + threadIdx.x < end ? records[next + threadIdx.x] : -1;
+}
+
+__device__ inline Fetched fetch_record(const float* table, int index) {
     Fetched fetched = {};
-    fetched.index = static_cast<int>(threadIdx.x) < count ? list[threadIdx.x] : -1;
-    if (fetched.index >= 0) {
-        const float4* row = reinterpret_cast<const float4*>(table + static_cast<long long>(fetched.index) * RECORD_STRIDE);
+    fetched.index = index;
+    if (index >= 0) {
+        const float4* row = reinterpret_cast<const float4*>(table + static_cast<long long>(index) * RECORD_STRIDE);
         fetched.a = row[0], fetched.b = row[1], fetched.c = *reinterpret_cast<const float2*>(row + 2);
     }
     return fetched;
 }
-
-__device__ inline float limit(float x, float low, float high) { return fminf(fmaxf(x, low), high); }
 
 // Largest power over the square that spans the pixel centres; that of ellipse.h's box_sigma, which says why two candidates
 // are enough. Missing records (all zero) give NaN.
@@ -95,9 +97,9 @@ __device__ inline float strongest(float x, float y, float xx, float xy, float yy
 
 // Appends those of 32 fetched records that reach the square to a queue of `length`; returns its new length. The whole warp
 // calls it.
-__device__ inline int enqueue(Queued* queue, int length, const Fetched& fetched, const Region& region) {
+__device__ inline int enqueue(Queued* queue, int length, const Fetched& fetched, float centre_x, float centre_y) {
     Queued record;
-    record.shape = make_float4(fetched.a.x - region.centre_x, fetched.a.y - region.centre_y, -0.5f * LOG2_E * fetched.a.z,
+    record.shape = make_float4(fetched.a.x - centre_x, fetched.a.y - centre_y, -0.5f * LOG2_E * fetched.a.z,
                                -LOG2_E * fetched.a.w);
     record.colour = make_float4(-0.5f * LOG2_E * fetched.b.x, log2_fast(fetched.b.y), fetched.b.z, fetched.b.w);
     record.tail = make_float4(fetched.c.x, fetched.c.y, __uint_as_float(fetched.index), 0.0f);

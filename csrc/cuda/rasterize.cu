@@ -35,16 +35,16 @@ rasterize(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         if (INTERVAL && inside) bounds[q] = reinterpret_cast<const float2*>(interval)[pixel];
     }
 
-    const int* list = records + offsets[region.tile];
-    int left = static_cast<int>(offsets[region.tile + 1] - offsets[region.tile]);
-    Fetched fetched = fetch_record(table, list, left);
-    while (left > 0) {
+    unsigned next = static_cast<unsigned>(offsets[region.tile]);
+    const unsigned end = static_cast<unsigned>(offsets[region.tile + 1]);
+    Fetched fetched = fetch_record(table, fetch_index(records, next, end));
+    while (next < end) {
         const bool live = running[0] > TRANSMITTANCE_MIN || running[1] > TRANSMITTANCE_MIN;
         if (!__any_sync(ALL_LANES, live)) break;
-        const int length = enqueue(queue, 0, fetched, region);
+        const int length = enqueue(queue, 0, fetched, region.centre_x, region.centre_y);
         if (threadIdx.x < UNROLL) queue[length + threadIdx.x] = faint_record();  // the last few need not be a full group
-        list += WARP, left -= WARP;
-        fetched = fetch_record(table, list, left);  // on its way while these are blended
+        next += WARP;
+        fetched = fetch_record(table, fetch_index(records, next, end));  // on their way while these are blended
         __syncwarp();
         for (int k = 0; k < length; k += UNROLL) {
             float alpha[UNROLL][PIXELS];

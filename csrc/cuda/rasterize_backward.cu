@@ -11,7 +11,8 @@
 //   1: 16 bits, as a sum of two bf16, at the same cost on the tensor cores but some more ahead of them.
 // The pixels' gradients are a sum of two terms either way, in columns 2c and 2c + 1 for red, green, blue and depth.
 //
-// Compile-time: STATISTICS (0, 1), DEPTH_GRADIENT (0, 1), SPLIT (0, 1) and those of raster.h.
+// Compile-time: STATISTICS (0, 1), DEPTH_GRADIENT (0, 1), SPLIT (0, 1), BLOCKS (that a multiprocessor
+// should have registers for) and those of raster.h.
 #include "raster.h"
 
 using namespace bytesplat;
@@ -112,7 +113,7 @@ __device__ inline void add_group(const Rows& rows, const Queued& record, const u
         atomicMax(reinterpret_cast<unsigned*>(row + MAX_CONTRIBUTION), __float_as_uint(value_of(peak)));
 }
 
-extern "C" __global__ void __launch_bounds__(WARP)
+extern "C" __global__ void __launch_bounds__(WARP, BLOCKS)
 rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                    const int* __restrict__ records,        // [P] tile lists
                    const long long* __restrict__ offsets,  // [tiles + 1]
@@ -132,12 +133,19 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
     __shared__ Queued queue[WARP + GROUP];
     __shared__ __align__(16) Rows rows;
     __shared__ uint4 colour_weights[STEPS / 2 * WARP];
+    __shared__ int upcoming[WARP];  // records of the tile's list, on their way here while others are blended
+    __shared__ float centre[2];     // of the square: needed too seldom to hold registers, as the above
     const Region region = region_of_block(tiles_x, tiles_y);
-    const int* list = records + offsets[region.tile];
-    int left = static_cast<int>(offsets[region.tile + 1] - offsets[region.tile]);
-    if (left == 0) return;
+    unsigned next = static_cast<unsigned>(offsets[region.tile]);
+    const unsigned end = static_cast<unsigned>(offsets[region.tile + 1]);
+    if (next == end) return;
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
-    Fetched fetched = fetch_record(table, list, left);
+    const auto fetch = [&] {
+        if (next + lane < end) copy_async(&upcoming[lane], &records[next + lane]);
+        else upcoming[lane] = -1;
+    };
+    fetch();
+    if (lane == 0) centre[0] = region.centre_x, centre[1] = region.centre_y;
 
     // Phase 1: the pixels' gradients. `rest` is what this and all records behind still add to the differentiated scalar.
     float running[PIXELS] = {}, rest[PIXELS] = {}, gr[PIXELS] = {}, gg[PIXELS] = {}, gb[PIXELS] = {}, gz[PIXELS] = {};
@@ -155,7 +163,15 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         if (INTERVAL) bounds[q] = reinterpret_cast<const float2*>(interval)[pixel];
     }
 
-    // Phase 2: B. Lane (g, t) holds column g of the pixels 2t and 2t + 1 of each row of pixels.
+    // Phase 2: B. Lane (g, t) holds column g of the pixels 2t and 2t + 1 of each row of pixels: a moment's weights, and of
+    // the pixels' gradients upper and lower parts in turn.
+    float* channels = reinterpret_cast<float*>(&rows);  // [4, 64], for now
+#pragma unroll
+    for (int q = 0; q < PIXELS; ++q) {
+        const int pixel = lane + WARP * q;
+        channels[pixel] = gr[q], channels[64 + pixel] = gg[q], channels[128 + pixel] = gb[q], channels[192 + pixel] = gz[q];
+    }
+    __syncwarp();
     unsigned moment_weights[STEPS][2];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -164,26 +180,31 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
             const float x = 2 * t + h - 3.5f, y = step - 3.5f;
             const float weight = g == 0 ? 1.0f : g == 1 ? x : g == 2 ? y : g == 3 ? x * x : g == 4 ? x * y : g == 5 ? y * y : 0.0f;
             moment_weights[step][h] = weight_element(weight);
-            const int source = step % 4 * PART + 2 * t + h, q = step / 4;
-            const float red = __shfl_sync(ALL_LANES, gr[q], source), green = __shfl_sync(ALL_LANES, gg[q], source);
-            const float blue = __shfl_sync(ALL_LANES, gb[q], source);
-            const float far = DEPTH_GRADIENT ? __shfl_sync(ALL_LANES, gz[q], source) : 0.0f;
-            const float value = g < 2 ? red : g < 4 ? green : g < 6 ? blue : far, upper = upper_part(value);
-            reinterpret_cast<unsigned*>(&colour_weights[step / 2 * WARP + lane])[step % 2 * 2 + h] =
-                weight_element(g % 2 ? value - upper : upper);
         }
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += 2) {
+        unsigned colour[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float value = channels[64 * (g / 2) + PART * (step + i / 2) + 2 * t + i % 2], upper = upper_part(value);
+            colour[i] = weight_element(g % 2 ? value - upper : upper);
+        }
+        colour_weights[step / 2 * WARP + lane] = make_uint4(colour[0], colour[1], colour[2], colour[3]);
+    }
+    __syncwarp();
 
     int length = 0;
-    while (left > 0) {
+    while (next < end) {
         const bool live = running[0] > TRANSMITTANCE_MIN || running[1] > TRANSMITTANCE_MIN;
         if (!__any_sync(ALL_LANES, live)) break;
-        length = enqueue(queue, length, fetched, region);
-        list += WARP, left -= WARP;
-        if (left <= 0 && lane < GROUP) queue[length + lane] = faint_record();  // to fill the last group
-        fetched = fetch_record(table, list, left);  // on its way while these are blended
+        copy_async_wait();
+        length = enqueue(queue, length, fetch_record(table, upcoming[lane]), centre[0], centre[1]);
+        next += WARP;
+        fetch();
+        if (next >= end && lane < GROUP) queue[length + lane] = faint_record();  // to fill the last group
         __syncwarp();
         int head = 0;
-        for (; head + GROUP <= length || (left <= 0 && head < length); head += GROUP) {
+        for (; head + GROUP <= length || (next >= end && head < length); head += GROUP) {
             // Phase 3: p and w of 8 records at the lane's pixels.
 #pragma unroll
             for (int first = 0; first < GROUP; first += UNROLL) {
@@ -199,7 +220,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                 for (int u = 0; u < UNROLL; ++u) {
                     const Queued& record = queue[head + first + u];
                     const float4 colour = record.colour, tail = record.tail;
-                    float absolute_x = 0.0f, absolute_y = 0.0f;
+                    float absolute_x[PIXELS], absolute_y[PIXELS];
 #pragma unroll
                     for (int q = 0; q < PIXELS; ++q) {
                         float alpha = fminf(opacity[u][q], ALPHA_MAX);
@@ -217,12 +238,14 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                         rows.pixel[first + u][Rows::place(u, lane, q)] = make_uint2(element(p), element(weight));
                         if (STATISTICS) {  // in units of power: a factor of ln 2 is left for later
                             const float dy = column[u].dy - static_cast<float>(ROW_STEP * q);
-                            absolute_x += fabsf(p * fmaf(record.shape.w, dy, 2.0f * record.shape.z * column[u].dx));
-                            absolute_y += fabsf(p * fmaf(2.0f * colour.x, dy, column[u].slope));
+                            absolute_x[q] = p * fmaf(record.shape.w, dy, 2.0f * record.shape.z * column[u].dx);
+                            absolute_y[q] = p * fmaf(colour.x, dy, fmaf(colour.x, dy, column[u].slope));
                         }
                     }
 #if STATISTICS
-                    rows.absolute[first + u][Rows::place(u, lane, 0)] = make_uint2(element(absolute_x), element(absolute_y));
+                    rows.absolute[first + u][Rows::place(u, lane, 0)] = 
+                        make_uint2(element(fabsf(absolute_x[0]) + fabsf(absolute_x[1])),
+                                   element(fabsf(absolute_y[0]) + fabsf(absolute_y[1])));
 #endif
                 }
             }
@@ -234,7 +257,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         // Phase 5: fewer than 8 records wait for the next ones at the head of the queue.
         length = max(length - head, 0);
         if (head > 0) {
-            Queued waiting;
+            Queued waiting = faint_record();
             if (lane < length) waiting = queue[head + lane];
             __syncwarp();
             if (lane < length) queue[lane] = waiting;

@@ -8,16 +8,17 @@ import pytest
 import torch
 from backends import Backend, _moved
 from cases import SCENES
-from oracle import truth
+from oracle import cast, truth
 
-from bytesplat_ns.ops.layout import GaussianGradients, Gaussians, Image, ImageGradients
+from bytesplat_ns.ops.cuda import ahead, projection
+from bytesplat_ns.ops.layout import IMPORTANCE, RECORD_WIDTH, GaussianGradients, Gaussians, Image, ImageGradients
+
+
+pytestmark = pytest.mark.parametrize("backend", ["cuda"], indirect=True)
 
 
 @pytest.mark.parametrize("name", ["odd_size", "views_of_different_sizes", "lower_degree_than_stored", "no_gaussians"])
 def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
-    if backend.name != "cuda":
-        pytest.skip("only the CUDA backend fuses them")
-    projection = pytest.importorskip("bytesplat_ns.ops.cuda.projection")
     scene, expected = SCENES[name], truth(name)
     generator = torch.Generator().manual_seed(1)
 
@@ -64,9 +65,6 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
 @pytest.mark.parametrize("name", ["odd_size", "views_of_different_sizes", "behind", "equal_depths"])
 def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that are too short are noticed, and what comes out is what the separate stages give."""
-    if backend.name != "cuda":
-        pytest.skip("only the CUDA backend runs ahead")
-    ahead = pytest.importorskip("bytesplat_ns.ops.cuda.ahead")
     scene = SCENES[name]
     gaussians, cameras = (_moved(value, backend.device) for value in (scene.gaussians, scene.cameras))
     calls = []
@@ -78,7 +76,7 @@ def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: 
     for capacity in (ahead.record_capacity, ahead.pair_capacity):
         monkeypatch.setattr(capacity, "_needed", {})
         monkeypatch.setattr(capacity, "SMALLEST", 7)
-    result = ahead.differentiate(gaussians, cameras, scene.settings, loss)
+    result = ahead.differentiate(gaussians, cameras, scene.settings, loss, exact=True)
     assert len(calls) == (1 if name == "behind" else 3)  # records did not fit, then pairs did not
 
     records = backend.module.project(gaussians, cameras, scene.settings)
@@ -91,3 +89,16 @@ def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: 
     assert torch.equal(result.losses, losses)
     # The rows' sums are formed in another order.
     torch.testing.assert_close(result.rows, rows, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["odd_size", "saturated_drop", "depth_interval"])
+def test_faster_sums_over_pixels(backend: Backend, name: str) -> None:
+    """Products of 11 bits, without bias: each column of the rows is right to 1e-3, norm-wise."""
+    scene, expected = SCENES[name], truth(name)
+    image = cast(expected.image, torch.float32)
+    inputs = (expected.records, expected.tiles, scene.cameras, scene.settings, image, expected.d_image, scene.interval)
+    exact, fast = (backend.rasterize_backward(*inputs, exact=exact) for exact in (True, False))
+    error = (fast - exact).norm(dim=0) / exact.norm(dim=0)
+    assert (error < 1e-3).all() and error[:RECORD_WIDTH].min() > 1e-6
+    # Weights alpha T are positive: a bias would show in their sums, of which there are many.
+    assert abs(fast[:, IMPORTANCE].sum() / exact[:, IMPORTANCE].sum() - 1) < 1e-4

@@ -9,12 +9,11 @@ not fit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, ImageGradients, Records, RenderSettings, TileLists
+from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, ImageGradients, RenderSettings
 
 from .binning import bin_ahead, pair_capacity
 from .buffers import HALTED, PAIRS, RECORDS
@@ -25,21 +24,14 @@ Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
 """What to minimise: from an image to the views' losses [V] and their gradient; waits for nothing."""
 
 
-@dataclass
-class Differentiated:
-    """A round after its stages up to ``rasterize_backward``."""
-
-    records: Records
-    tiles: TileLists
-    image: Image
-    losses: Tensor  # [V]
-    rows: Tensor  # [M, 10 or 14]
-
-
-def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, loss: Loss) -> Differentiated:
+def differentiate(
+    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, loss: Loss, *, exact: bool = False
+) -> Differentiated:
     """``project``, ``bin``, ``rasterize``, ``loss`` and ``rasterize_backward`` in one go, with the same results.
 
-    ``loss`` is called again if the stages have to be repeated.
+    Args:
+        loss: called again if the stages have to be repeated.
+        exact: as in ``rasterize_backward``. A photometric gradient is noisier than what it costs.
     """
     device = gaussians.device
     while True:
@@ -49,7 +41,7 @@ def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettin
         counts = _Counts(records.state)
         image = rasterize(records, tiles, cameras, settings)
         losses, gradients = loss(image)
-        rows = rasterize_backward(records, tiles, cameras, settings, image, gradients)
+        rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
 
         state = counts.read()
         record_capacity.learn(device, state[RECORDS])

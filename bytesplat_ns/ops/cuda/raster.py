@@ -24,7 +24,7 @@ BACKWARD = Program("rasterize_backward.cu")
 QUARTERS = 4
 THREADS = 32
 FORWARD_SHAPE = {"UNROLL": 2}
-BACKWARD_SHAPE = {"UNROLL": 2, "SPLIT": 1}
+BACKWARD_SHAPE = {"UNROLL": 2, "BLOCKS": 20}
 
 
 def rasterize(
@@ -59,8 +59,15 @@ def rasterize_backward(
     image: Image,
     gradients: ImageGradients,
     interval: Tensor | None = None,
+    *,
+    exact: bool = True,
 ) -> Tensor:
-    """Gradient rows of the records; see ``ops.reference.rasterize_backward``."""
+    """Gradient rows of the records; see ``ops.reference.rasterize_backward``.
+
+    Args:
+        exact: sums over pixels to 16 bits (error below 1e-5, norm-wise). Without it to 11 bits (some 3e-4, without bias),
+            which is some 10 % faster.
+    """
     records = on_device(records)
     width = ROW_WIDTH_WITH_STATISTICS if settings.statistics else ROW_WIDTH
     rows = torch.zeros(len(records), -(-width // 4) * 4, device=records.table.device)
@@ -69,6 +76,7 @@ def rasterize_backward(
         "INTERVAL": interval is not None,
         "STATISTICS": settings.statistics,
         "DEPTH_GRADIENT": gradients.depth is not None,
+        "SPLIT": exact,
     }
     BACKWARD.kernel("rasterize_backward", **constants)(
         _tiles(cameras) * QUARTERS,

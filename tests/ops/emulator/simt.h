@@ -209,7 +209,8 @@ constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
 inline unsigned lanes_below() { return (1u << simt::lane()) - 1; }
-inline void copy_async(float* shared, const float* global) { *shared = *global; }
+inline float limit(float x, float low, float high) { return std::fmin(std::fmax(x, low), high); }
+template <class T> inline void copy_async(T* shared, const T* global) { *shared = *global; }
 inline void copy_async_wait() {}
 inline uint64 load_shared_word(const uint64* address) { return *address; }
 inline void store_shared_word(uint64* address, uint64 word) { *address = word; }

@@ -1,0 +1,269 @@
+"""Times the CUDA stages, and gsplat on the same scene in the same run where it is installed.
+
+    python benchmarks/raster.py [--sizes 200000 1000000 3000000] [--out results.json]
+
+Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not Python;
+everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python. Both sides get
+the statistics of densification ("absgrad") unless a name says otherwise. A step is projection to optimizer, with L1 and SSIM
+(gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from room import room
+from torch import Tensor
+
+from bytesplat_ns.ops.cuda import ahead, binning, projection, raster
+from bytesplat_ns.ops.cuda.loss import loss
+from bytesplat_ns.ops.layout import Cameras, Gaussians, ImageGradients, RenderSettings
+
+WIDTH, HEIGHT = 1600, 1064
+RATES = dict.fromkeys(Gaussians.PARAMETERS, 1e-9)  # so that the scene stays what it is
+TRAINED = RenderSettings()
+PLAIN = RenderSettings(statistics=False)
+
+
+def milliseconds(function: Callable[[], Any], repeats: int = 20) -> float:
+    """Median time of a call on the GPU."""
+    for _ in range(3):
+        function()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def captured(function: Callable[[], Any]) -> float:
+    """Median time of a call's kernels alone."""
+    for _ in range(3):
+        function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return milliseconds(graph.replay)
+
+
+def back_to_back(function: Callable[[], Any], calls: int = 20) -> float:
+    """Median time of a call among others of its kind, as in training."""
+
+    def run() -> None:
+        for _ in range(calls):
+            function()
+
+    return milliseconds(run, repeats=5) / calls
+
+
+def peak_memory(function: Callable[[], Any]) -> int:
+    """Bytes that a call needs beyond what is allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def ours(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients) -> dict[str, float]:
+    """Every stage, runs of stages, and the whole step."""
+    records = projection.project(gaussians, cameras, TRAINED)
+    tiles = binning.bin(records, cameras)
+    room_for = int(1.25 * len(records)), int(1.25 * len(tiles.records))
+    result: dict[str, float] = {"records": len(records), "pairs": len(tiles.records)}
+    image = raster.rasterize(records, tiles, cameras, TRAINED)
+    rows = raster.rasterize_backward(records, tiles, cameras, TRAINED, image, upstream)
+    records = projection.project_ahead(gaussians, cameras, TRAINED, room_for[0])
+    tiles = binning.bin_ahead(records, cameras, room_for[1])
+    own = replace(gaussians, **{name: getattr(gaussians, name).clone() for name in Gaussians.PARAMETERS})
+    moments = {n: (torch.zeros_like(getattr(own, n)), torch.zeros_like(getattr(own, n))) for n in Gaussians.PARAMETERS}
+
+    def backward(settings: RenderSettings, exact: bool = False) -> Tensor:
+        return raster.rasterize_backward(records, tiles, cameras, settings, image, upstream, exact=exact)
+
+    def optimize(rows: Tensor = rows, records: Any = records) -> None:
+        projection.project_backward_adam(own, cameras, TRAINED, records, rows, moments, RATES, step=5)
+
+    def to_gradients(settings: RenderSettings) -> None:
+        records = projection.project_ahead(gaussians, cameras, settings, room_for[0])
+        tiles = binning.bin_ahead(records, cameras, room_for[1])
+        image = raster.rasterize(records, tiles, cameras, settings)
+        rows = raster.rasterize_backward(records, tiles, cameras, settings, image, upstream, exact=False)
+        projection.project_backward(gaussians, cameras, settings, records, rows)
+
+    def step() -> None:
+        done = ahead.differentiate(own, cameras, TRAINED, lambda image: loss(image, target, background, cameras))
+        optimize(done.rows, done.records)
+
+    result["project"] = captured(lambda: projection.project_ahead(gaussians, cameras, TRAINED, room_for[0]))
+    result["bin"] = captured(lambda: binning.bin_ahead(records, cameras, room_for[1]))
+    result["rasterize"] = captured(lambda: raster.rasterize(records, tiles, cameras, TRAINED))
+    result["loss"] = captured(lambda: loss(image, target, background, cameras))
+    result["rasterize_backward"] = captured(lambda: backward(TRAINED))
+    result["rasterize_backward exact"] = captured(lambda: backward(TRAINED, exact=True))
+    result["rasterize_backward without absgrad"] = captured(lambda: backward(PLAIN))
+    result["rasterize_backward exact without absgrad"] = captured(lambda: backward(PLAIN, exact=True))
+    result["project_backward"] = captured(
+        lambda: projection.project_backward(gaussians, cameras, TRAINED, records, rows)
+    )
+    result["project_backward_adam"] = captured(optimize)
+    result["projection to gradients eager"] = back_to_back(lambda: to_gradients(TRAINED))
+    result["projection to gradients eager without absgrad"] = back_to_back(lambda: to_gradients(PLAIN))
+    result["step eager"] = back_to_back(step)
+    result["step memory"] = peak_memory(step)
+    torch.cuda.synchronize()
+    return result
+
+
+def gsplats(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients) -> dict[str, float]:
+    """The same of gsplat, packed. Empty where it is not installed."""
+    try:
+        from gsplat import rasterization
+        from gsplat.cuda._wrapper import rasterize_to_pixels
+    except ImportError:
+        return {}
+    parameters = [
+        gaussians.means,
+        gaussians.quats,
+        gaussians.scales.exp(),
+        gaussians.opacities[:, 0].sigmoid(),
+        torch.cat([gaussians.features_dc[:, None], gaussians.features_rest], 1),
+    ]
+    leaves = [parameter.clone().requires_grad_() for parameter in parameters]
+    fx, fy, cx, cy = cameras.intrinsics[0].tolist()
+    intrinsics = torch.tensor([[[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]]], device=cameras.viewmats.device)
+    adam = torch.optim.Adam([{"params": [leaf]} for leaf in leaves], lr=1e-9, fused=True)
+    gradients = [upstream.rgb, -upstream.transmittance[..., None]]
+    similarity, source = ssim()
+
+    def render(absgrad: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        adam.zero_grad(set_to_none=True)
+        size = (cameras.width, cameras.height)
+        return rasterization(*leaves, cameras.viewmats, intrinsics, *size, sh_degree=3, packed=True, absgrad=absgrad)
+
+    def to_gradients(absgrad: bool) -> None:
+        rgb, alpha, _ = render(absgrad)
+        torch.autograd.backward([rgb, alpha], gradients)
+
+    def step() -> None:
+        rgb, alpha, _ = render(absgrad=True)
+        composed = (rgb + (1 - alpha) * background[:, None, None]).clamp(0, 1)
+        photo = target.float() / 255
+        value = 0.8 * (composed - photo).abs().mean() + 0.2 * (1 - similarity(composed, photo))
+        value.backward()
+        adam.step()
+
+    rgb, alpha, meta = render(absgrad=False)
+    names = ("means2d", "conics", "opacities")
+    means, conics, opacities = (meta[name].detach().clone().requires_grad_() for name in names)
+    colours = torch.rand(len(means), 3, device=means.device, requires_grad=True)
+    result: dict[str, float] = {"ssim": source, "pairs": meta["flatten_ids"].numel()}
+    for absgrad in (True, False):
+        name = "" if absgrad else " without absgrad"
+
+        def forward(absgrad: bool = absgrad) -> list[Tensor]:
+            lists = meta["isect_offsets"], meta["flatten_ids"]
+            size = (cameras.width, cameras.height, 16)
+            inputs = (means, conics, colours, opacities, *size, *lists)
+            return list(rasterize_to_pixels(*inputs, packed=True, absgrad=absgrad))
+
+        outputs = forward()
+        result["rasterize" + name] = milliseconds(forward)
+        result["rasterize_backward" + name] = milliseconds(
+            lambda outputs=outputs: torch.autograd.backward(outputs, gradients, retain_graph=True)
+        )
+        result["projection to gradients eager" + name] = back_to_back(lambda absgrad=absgrad: to_gradients(absgrad), 10)
+    result["adam"] = milliseconds(adam.step)
+    result["step eager"] = back_to_back(step, 10)
+    result["step memory"] = peak_memory(step)
+    return result
+
+
+def ssim() -> tuple[Callable[[Tensor, Tensor], Tensor], str]:
+    """The fastest SSIM that is installed, of images [V, H, W, 3], and its name."""
+    try:
+        from fused_ssim import fused_ssim
+
+        return lambda a, b: fused_ssim(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2), padding="valid"), "fused_ssim"
+    except ImportError:
+        from pytorch_msssim import SSIM
+
+        module = SSIM(data_range=1.0, size_average=True, channel=3).to("cuda")
+        return lambda a, b: module(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2)), "pytorch_msssim"
+
+
+def compare(count: int) -> dict[str, Any]:
+    """Both sides on a room of ``count`` Gaussians."""
+    gaussians, cameras = room(count, WIDTH, HEIGHT)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shape = (1, HEIGHT, WIDTH)
+    target = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, device="cuda", generator=generator)
+    background = torch.rand(1, 3, device="cuda", generator=generator)
+    random = [torch.randn(*shape, *tail, device="cuda", generator=generator) for tail in ((3,), ())]
+    inputs = (gaussians, cameras, target, background, ImageGradients(random[0], None, random[1]))
+    return {"gaussians": count, "ours": ours(*inputs), "gsplat": gsplats(*inputs)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Names, our milliseconds, gsplat's, and how many times faster we are."""
+    mine, theirs = result["ours"], result["gsplat"]
+    for side in (mine, theirs):
+        for name in ("", " without absgrad") if side else ():
+            side["forward + backward" + name] = side.get("rasterize" + name, side["rasterize"]) + side["rasterize_backward" + name]
+    lines = [f"{result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs"]
+    for name, value in mine.items():
+        if isinstance(value, float):
+            other = theirs.get(name)
+            lines.append(f"  {name:46}{value:8.3f}" + (f"{other:8.3f}{other / value:7.2f}x" if other else ""))
+    lines.append(f"  step memory, MiB: {mine['step memory'] >> 20}, gsplat {theirs.get('step memory', 0) >> 20}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[200_000, 1_000_000, 3_000_000])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    results = []
+    for count in options.sizes:
+        results.append(compare(count))
+        print(table(results[-1]), flush=True)
+    gsplat = sys.modules.get("gsplat")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    report = {
+        "gpu": torch.cuda.get_device_name(),
+        "date": str(date.today()),
+        "commit": commit.stdout.strip() or None,
+        "command": " ".join(["python", *sys.argv]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gsplat": gsplat and gsplat.__version__,
+        "seconds": round(time.perf_counter() - began, 1),
+        "image": [WIDTH, HEIGHT],
+        "milliseconds": results,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
