@@ -16,6 +16,9 @@ import torch
 
 VERSION = 1
 _NAME = re.compile(r"step-(\d{9})\.ckpt$")
+_ASIDE = "unfinished-000000000.part"
+"""What is being written. Nerfstudio's tools read a step out of the name of every file in the folder and take the
+highest: one that a killed process left must not look like the latest."""
 
 
 class CheckpointError(RuntimeError):
@@ -29,7 +32,7 @@ def path_for(folder: Path, step: int) -> Path:
 def write(path: Path, state: dict[str, Any]) -> None:
     """Writes ``state`` so that ``path`` is whole or untouched, whatever happens meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
+    aside = path.with_name(_ASIDE)
     try:
         with open(aside, "wb") as file:
             torch.save(plain(state), file)
@@ -39,8 +42,8 @@ def write(path: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         aside.unlink(missing_ok=True)
         raise CheckpointError(
-            f"Could not write the checkpoint {path}: {error}. Earlier checkpoints are untouched; "
-            "free some space or choose another --output-dir, then resume with --load-dir."
+            f"Could not write the checkpoint {path}: {error}. Earlier checkpoints are untouched. "
+            "Make room on that disk, or give --output-dir a place on another one."
         ) from error
 
 
@@ -67,7 +70,7 @@ def find(folder: Path, step: int | None) -> Path:
     """The checkpoint of ``step`` in ``folder``, or the latest one."""
     if not folder.is_dir():
         raise CheckpointError(f"--load-dir {folder} is not a folder.")
-    steps = sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _NAME.match(name)))
+    steps = _steps(folder)
     if not steps:
         raise CheckpointError(f"--load-dir {folder} holds no file named step-NNNNNNNNN.ckpt.")
     if step is not None and step not in steps:
@@ -75,10 +78,20 @@ def find(folder: Path, step: int | None) -> Path:
     return path_for(folder, steps[-1] if step is None else step)
 
 
+def latest(folder: Path) -> Path | None:
+    """The latest checkpoint in a folder, None if there is none."""
+    steps = _steps(folder) if folder.is_dir() else []
+    return path_for(folder, steps[-1]) if steps else None
+
+
+def _steps(folder: Path) -> list[int]:
+    return sorted(int(match.group(1)) for name in os.listdir(folder) if (match := _NAME.match(name)))
+
+
 def remove_others(path: Path) -> None:
     """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind."""
     for other in path.parent.iterdir():
-        if other != path and (_NAME.match(other.name) or other.name.endswith(".ckpt.part")):
+        if other != path and (_NAME.match(other.name) or other.name == _ASIDE):
             other.unlink()
 
 

@@ -92,6 +92,11 @@ class PhotoCache:
         """Whether all photos fit the budget."""
         return self.total <= self.budget
 
+    @property
+    def pending(self) -> int:
+        """Bytes that photos will still take, once all have been asked for."""
+        return max(min(self.total, self.budget) - (self.budget - self._room), 0)
+
     def describe(self) -> str:
         """One line: how much there is, where it goes and why."""
         where = "host memory" if self.place.type == "cpu" else str(self.place)

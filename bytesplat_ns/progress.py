@@ -1,12 +1,24 @@
-"""What a run tells while it trains: one line at a time on the terminal, one JSON object a line in ``metrics.jsonl``."""
+"""What a run tells while it trains: one line at a time on the terminal, one JSON object a line in ``metrics.jsonl``.
+
+A full disk must not end a run: what cannot be told is left out, with one warning.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
+
+
+def tell(message: str, style: str | None = None) -> None:
+    """Prints a line as it is, paths in one piece. Where standard output is a file, its disk may be full."""
+    with suppress(OSError):
+        CONSOLE.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class Progress:
@@ -19,10 +31,12 @@ class Progress:
     """
 
     def __init__(self, path: Path, total_steps: int, first_step: int, seconds: float = 10.0) -> None:
-        self._file = path.open("a", buffering=1)
+        self._path = path
+        self._file = path.open("ab", buffering=0)
         self._total, self._seconds = total_steps, seconds
         self._start = self._printed = time.monotonic()
         self._printed_step = first_step
+        self._warned = False
 
     def elapsed(self) -> float:
         """Seconds since this process began to train."""
@@ -37,19 +51,39 @@ class Progress:
         rate = (done - self._printed_step) / max(now - self._printed, 1e-9)
         self._printed, self._printed_step = now, done
         remaining = (self._total - done) / rate if rate > 0 else float("inf")
-        CONSOLE.print(
+        tell(
             f"step {done:,}/{self._total:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
-            f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}",
-            highlight=False,
+            f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}"
         )
 
     def write(self, **values: float | int | str) -> None:
-        """Appends one object to the file; ``seconds`` since the start is added."""
+        """Appends one object to the file, all of it or nothing; ``seconds`` since the start is added."""
         rounded = {k: round(v, 6) if isinstance(v, float) else v for k, v in values.items()}
-        self._file.write(json.dumps(rounded | {"seconds": round(self.elapsed(), 3)}) + "\n")
+        line = (json.dumps(rounded | {"seconds": round(self.elapsed(), 3)}) + "\n").encode()
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            written = self._file.write(line)
+            if written < len(line):
+                os.ftruncate(self._file.fileno(), end)
+                raise OSError("only a part of a line could be written")
+        except OSError as error:
+            self._warn(str(self._path), error)
+
+    def write_events(self) -> None:
+        """Lets nerfstudio's writers (TensorBoard, ...) write what was put since the last time."""
+        try:
+            writer.write_out_storage()
+        except OSError as error:
+            writer.EVENT_STORAGE.clear()
+            self._warn("the event log", error)
 
     def close(self) -> None:
         self._file.close()
+
+    def _warn(self, what: str, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            tell(f"WARNING: could not write to {what} ({error}). Training goes on without such lines.", "bold red")
 
 
 def _duration(seconds: float) -> str:

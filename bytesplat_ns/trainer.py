@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
-from nerfstudio.utils.decorators import check_eval_enabled, check_main_thread
+from nerfstudio.utils.decorators import check_eval_enabled, check_main_thread, check_viewer_enabled
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
-from bytesplat_ns import checkpoint
+from bytesplat_ns import checkpoint, memory
 from bytesplat_ns.checkpoint import CheckpointError
+from bytesplat_ns.interrupt import Interrupt, Interrupted
+from bytesplat_ns.memory import OutOfMemory
 from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
-from bytesplat_ns.progress import Progress
+from bytesplat_ns.progress import Progress, tell
 
 
 @dataclass
@@ -50,6 +54,8 @@ class ByteSplatTrainer(Trainer):
         self.total_steps = self._start_step + remaining
         for line in self.pipeline.describe_run():
             CONSOLE.log(line)
+        line, bad = memory.preflight(self.pipeline)
+        tell(line, "bold yellow" if bad else None)
 
     def setup_optimizers(self) -> Optimizers:
         """The pipeline makes the optimizers, Gaussians' and shared parameters', from this configuration."""
@@ -74,7 +80,12 @@ class ByteSplatTrainer(Trainer):
     # The loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Runs the remaining steps, then saves, and leaves the viewer up if there is one."""
+        """Runs the remaining steps, then saves, and leaves the viewer up if there is one.
+
+        Raises:
+            SystemExit: stopped early by SIGINT or SIGTERM (``interrupt.py`` says with which code), or out of memory.
+            CheckpointError: the last checkpoint cannot be written.
+        """
         self.base_dir.mkdir(parents=True, exist_ok=True)
         self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
             self.base_dir / "dataparser_transforms.json"
@@ -83,37 +94,51 @@ class ByteSplatTrainer(Trainer):
         self.stop_training = False
         path = self.base_dir / "metrics.jsonl"
         self.progress = Progress(path, self.total_steps, self._start_step)
-        self.step = self._start_step
-        try:
-            with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
-                for step in range(self._start_step, self.total_steps):
-                    if not self._wait_while_paused():
-                        break
-                    self.step = step
-                    self._train_step(step)
-        finally:
-            self.progress.close()
-        self._after_train()
+        self._steps_done = self._steps_saved = self._start_step
+        self._adam_steps = self.pipeline.optimizer.steps
+        with Interrupt() as self.interrupt:
+            try:
+                self._run_steps()
+                self._after_train()
+            except Interrupted:
+                self._stop_early()
+            except (MemoryError, RuntimeError) as error:
+                if not memory.exhausted(error):
+                    raise
+                raise self._out_of_memory(error) from None
+            finally:
+                self.progress.close()
+
+    def _run_steps(self) -> None:
+        with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
+            for step in range(self._start_step, self.total_steps):
+                if not self._wait_while_paused():
+                    break
+                self.step = step
+                self._train_step(step)
 
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
         # The viewer's render thread takes the lock too.
         with self.train_lock, TimeWriter(writer, EventName.ITER_TRAIN_TIME, step=step) as timer:
             report = self.pipeline.train_round()
+        self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
         self._update_viewer(step, timer.duration)
         if last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True):
             self._log(step, report)
         if self.pipeline.datamanager.eval_dataset:
-            with self.train_lock:
+            with self.interrupt.abandonable(), self.train_lock:
                 self.eval_iteration(step)
         if not last and step_check(step, self.config.steps_per_save):
-            self.save_checkpoint(step)
-        writer.write_out_storage()
+            self._save_if_possible(step)
+        self.progress.write_events()
 
     def _wait_while_paused(self) -> bool:
-        """False when training was stopped (the viewer's button, or the process is asked to end)."""
-        while self.training_state == "paused" and not self.stop_training:
+        """False when training was stopped (``shutdown``); raises ``Interrupted`` on a signal."""
+        while self.training_state == "paused" and not self.stop_training and not self.interrupt.signal:
             time.sleep(0.01)
+        if self.interrupt.signal:
+            raise Interrupted
         return not self.stop_training
 
     def _update_viewer(self, step: int, duration: float) -> None:
@@ -146,6 +171,61 @@ class ByteSplatTrainer(Trainer):
             self.progress.write(step=step + 1, images=self.pipeline.model.images_seen, **quality)
             CONSOLE.print(f"step {step + 1:,}: held-out photos {_summary(metrics)}", highlight=False)
 
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def _after_train(self) -> None:
+        self.training_state = "completed"  # used to update the viewer
+        self._save_last()
+        self.progress.write_events()
+        tell(f"Training Finished. Checkpoints: {self.checkpoint_dir}\nNext: ns-viewer {self._load_config()}")
+        if not self.config.viewer.quit_on_train_completion:
+            self._train_complete_viewer()
+
+    @check_viewer_enabled
+    def _train_complete_viewer(self) -> None:
+        """Leaves the viewer up until a signal comes: the usual way to end it."""
+        self.viewer_state.training_complete()
+        tell("Use ctrl+c to quit")
+        while not self.interrupt.signal:
+            time.sleep(0.05)
+
+    def _stop_early(self) -> NoReturn:
+        self._save_last()
+        self.progress.write_events()
+        if self._steps_done == self.total_steps:
+            tell(f"Training is complete, but held-out photos were not evaluated: ns-eval {self._load_config()}")
+        else:
+            tell(f"Stopped after {self._steps_done:,} of {self.total_steps:,} steps. {self._how_to_resume()}")
+        raise SystemExit(self.interrupt.exit_code)
+
+    def _out_of_memory(self, error: BaseException) -> OutOfMemory:
+        """Saves the last whole state, if the step that failed had not begun to change it."""
+        traceback.clear_frames(error.__traceback__)  # lets go of what that step had allocated
+        if self.pipeline.optimizer.steps == self._adam_steps:
+            try:
+                self._save_last()
+            except CheckpointError as failure:
+                return OutOfMemory.explain(error, self.pipeline.model, str(failure))
+        return OutOfMemory.explain(error, self.pipeline.model, self._how_to_resume())
+
+    def _load_config(self) -> str:
+        return f"--load-config {shlex.quote(str(self.base_dir / 'config.yml'))}"
+
+    def _how_to_resume(self) -> str:
+        path = checkpoint.latest(self.checkpoint_dir)
+        if path is None:
+            return "There is nothing to resume from: start again with the same command."
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in ("load_dir", "load_step", "load_checkpoint")
+            if getattr(self.config, name) is not None
+        ]
+        instead = f" (in place of {', '.join(given)})" if given else ""
+        return (
+            f"To go on from {path.name}, give the same command with, right after 'ns-train {self.config.method_name}'"
+            f"{instead}:\n--load-dir {shlex.quote(str(path.parent.absolute()))}"
+        )
+
     # Checkpoints -------------------------------------------------------------------------------------------------
 
     @check_main_thread
@@ -161,8 +241,25 @@ class ByteSplatTrainer(Trainer):
             "bytesplat": {"version": checkpoint.VERSION, **self.pipeline.training_state()},
         }
         checkpoint.write(path, state)
+        self._steps_saved = step + 1
         if self.config.save_only_latest_checkpoint:
             checkpoint.remove_others(path)
+
+    def _save_if_possible(self, step: int) -> None:
+        """A full disk in the middle of a long run is worth a warning; the next time there may be room again."""
+        try:
+            self.save_checkpoint(step)
+        except CheckpointError as error:
+            tell(f"WARNING: {error} Training goes on; the next attempt follows in due course.", "bold red")
+
+    def _save_last(self) -> None:
+        """Saves what has been trained, unless that is saved already."""
+        if self._steps_done == self._steps_saved:
+            return
+        try:
+            self.save_checkpoint(self._steps_done - 1)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} {self._how_to_resume()}") from error
 
 
 def _summary(metrics: Mapping[str, float]) -> str:
@@ -191,4 +288,3 @@ def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
         ]
     if found:
         raise ValueError("bytesplat does not support: " + "; ".join(found) + ". Remove the option to go on.")
-

@@ -41,7 +41,7 @@ def test_a_failed_write_leaves_the_previous_file_whole(tmp_path, monkeypatch):
 def test_the_latest_or_the_named_step_is_found_and_others_are_removed(tmp_path):
     for step in (100, 20_000, 300):
         checkpoint.write(checkpoint.path_for(tmp_path, step), state(step))
-    (tmp_path / "step-000000900.ckpt.part").write_bytes(b"interrupted")
+    (tmp_path / "unfinished-000000000.part").write_bytes(b"interrupted")
     (tmp_path / "notes.txt").write_text("mine")
     assert checkpoint.find(tmp_path, None).name == "step-000020000.ckpt"
     assert checkpoint.find(tmp_path, 300).name == "step-000000300.ckpt"

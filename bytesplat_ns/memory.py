@@ -1,0 +1,137 @@
+"""How much memory a run will need, told at its start, and advice when there was not enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH_WITH_STATISTICS
+from bytesplat_ns.photo_cache import GIB, MIB
+
+if TYPE_CHECKING:
+    from bytesplat_ns.model import ByteSplatModel
+    from bytesplat_ns.pipeline import ByteSplatPipeline
+
+RECORD_BYTES = 4 * RECORD_WIDTH + 3 * 4 + 8
+"""One record: its row of the table, Gaussian, view and radius, id."""
+
+PAIR_BYTES = 4 + 8 + 4 * ROW_WIDTH_WITH_STATISTICS
+"""One (record, tile) pair: its place in the tile's list, its number, and the gradient row it leaves on the CPU."""
+
+PAIRS = 2
+"""Pairs per Gaussian and view. From 0.5 to 8 as views show a part of the scene or all of it, coarse or fine."""
+
+TRAINING_PIXEL_BYTES = 4 * (5 + 4 + 9 + 9) + 4
+"""One pixel of a training view: image, its gradient, derivatives of SSIM, what the log compares; and the photo."""
+
+EVALUATION_PIXEL_BYTES = 400
+"""One pixel of the one view that is evaluated or shown at a time: image, and what SSIM and LPIPS make of it."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a run takes on its device at its fullest moment, its photos not counted."""
+
+    state: int  # each Gaussian, always: parameters, moments, statistics, id
+    step: int  # each Gaussian, for the length of a step: gradients, and records, rows and pairs of each view
+    images: int  # views in the making, whatever the number of Gaussians
+
+    @staticmethod
+    def of(store: GaussianStore, views: int, pixels: int) -> Need:
+        """For rounds of ``views`` views of up to ``pixels`` pixels."""
+        parameters = sum(_row_bytes(p) for p in store.parameters.values())
+        state = parameters + sum(_row_bytes(column) for column in store.columns.values()) + store.ids.element_size()
+        view = RECORD_BYTES + 4 * ROW_WIDTH_WITH_STATISTICS + PAIRS * PAIR_BYTES
+        images = pixels * (views * TRAINING_PIXEL_BYTES + EVALUATION_PIXEL_BYTES)
+        return Need(state, parameters + views * view, images)
+
+    def total(self, gaussians: int) -> int:
+        return gaussians * (self.state + self.step) + self.images
+
+    def fitting(self, room: int) -> int:
+        """How many Gaussians fit into ``room`` bytes."""
+        return max(room - self.images, 0) // (self.state + self.step)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process can still have on a device; host memory for the CPU."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + held
+
+
+def preflight(pipeline: ByteSplatPipeline) -> tuple[str, bool]:
+    """One line on what a run that is about to begin will need, and whether that is more than there is."""
+    model, data = pipeline.model, pipeline.datamanager
+    cameras = data.train_dataset.cameras
+    pixels = int((cameras.width * cameras.height).max())
+    need = Need.of(pipeline.store, data.config.views_per_round, pixels)
+    caches = [data.train_photos, data.eval_photos] if data.eval_dataset else [data.train_photos]
+    photos = sum(cache.pending for cache in caches if cache.place.type == model.device.type)
+    # The state of the Gaussians that are there already is not free any more.
+    room = free_bytes(model.device) + model.num_points * need.state
+    return judge(need, model.config.max_gaussians, photos, room)
+
+
+def judge(need: Need, at_most: int, photos: int, room: int) -> tuple[str, bool]:
+    """The line of ``preflight``, and whether it is bad news.
+
+    Args:
+        at_most: Gaussians that there may be.
+        photos: bytes that photos will still take.
+        room: bytes for all of this.
+    """
+    fit = need.fitting(room - photos)
+    line = (
+        f"Memory: this run will need about {_size(need.total(at_most) + photos)} for {at_most:,} Gaussians (at most), "
+        f"views and photos; {fit:,} Gaussians fit into the {_size(room)} that it can have."
+    )
+    if fit >= at_most:
+        return line, False
+    return (
+        f"{line} Unless the scene needs fewer, it will run out of memory: lower --pipeline.model.max-gaussians to "
+        f"{max(fit, 1)}, or {_ADVICE}.",
+        True,
+    )
+
+
+class OutOfMemory(SystemExit):
+    """Ends the command with a message instead of a stack trace (exit code 1)."""
+
+    @staticmethod
+    def explain(error: BaseException, model: ByteSplatModel, outcome: str) -> OutOfMemory:
+        """``outcome``: what is saved and how to go on."""
+        present, at_most = model.num_points, model.config.max_gaussians
+        return OutOfMemory(
+            f"Out of memory with {present:,} Gaussians: {str(error).strip() or type(error).__name__}\n"
+            f"What helps: lower --pipeline.model.max-gaussians (now {at_most}) to less than {present}, or {_ADVICE}.\n"
+            f"{outcome}"
+        )
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory, on the GPU or on the host."""
+    # torch has no type for its failure to allocate host memory.
+    host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return host or isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+
+
+_ADVICE = (
+    "keep fewer photos in memory (--pipeline.datamanager.image-cache-gib, or --pipeline.datamanager.cache-images cpu "
+    "for those on a GPU), show fewer views a step (--pipeline.datamanager.views-per-round) or smaller ones "
+    "(--downscale-factor of the data parser)"
+)
+
+
+def _row_bytes(table: torch.Tensor) -> int:
+    return math.prod(table.shape[1:]) * table.element_size()
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / MIB:,.0f} MiB"

@@ -1,0 +1,93 @@
+"""What the children of the fork server do: ``ns-train`` with this or that going wrong. Imported by it alone."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from nerfstudio.scripts import train
+
+from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.pipeline import ByteSplatPipeline
+
+
+def ns_train(*words: str) -> None:
+    """The command as it is."""
+    sys.argv = ["ns-train", *words]
+    train.entrypoint()
+
+
+def evaluation_hangs(*words: str) -> None:
+    """Evaluating all held-out photos takes an hour."""
+
+    def hang(self, step):
+        print("evaluating")
+        time.sleep(3600)
+
+    ByteSplatPipeline.get_average_eval_image_metrics = hang
+    ns_train(*words)
+
+
+def step_hangs(at: int, *words: str) -> None:
+    """The round after ``at`` rounds takes an hour, but signals are handled."""
+    _before_each_round(lambda done: (print("hanging"), time.sleep(3600), print("going on")) if done == at else None)
+    ns_train(*words)
+
+
+def files_limited(first: int, last: int, size: int, *words: str) -> None:
+    """No file can grow beyond ``size`` bytes between the rounds ``first`` and ``last``."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(done: int) -> None:
+        soft = size if first <= done < last else hard
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    _before_each_round(limit)
+    ns_train(*words)
+
+
+def allocation_fails(stage: str, at: int, *words: str) -> None:
+    """There is no memory for more in one stage of the round after ``at`` rounds."""
+    where = {"rasterize": (ByteSplatPipeline, "_loss"), "edit": (GaussianStore, "edit")}[stage]
+    stock, done = getattr(*where), [0]
+    _before_each_round(lambda n: done.__setitem__(0, n))
+
+    def failing(*arguments, **options):
+        if done[0] >= at:
+            torch.empty(1 << 55)
+        return stock(*arguments, **options)
+
+    setattr(*where, failing)
+    ns_train(*words)
+
+
+def measured(report: str, *words: str) -> None:
+    """Writes the peak of resident memory during training, bytes."""
+    _before_each_round(lambda done: _reset_peak() if done == 0 else None)
+    ns_train(*words)
+    Path(report).write_text(json.dumps(_status("VmHWM")))
+
+
+def _before_each_round(act: Callable[[int], None]) -> None:
+    stock, done = ByteSplatPipeline.train_round, [0]
+
+    def train_round(self):
+        act(done[0])
+        done[0] += 1
+        return stock(self)
+
+    ByteSplatPipeline.train_round = train_round
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
