@@ -7,17 +7,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.datamanagers.full_images_datamanager import (
     FullImageDatamanager,
     FullImageDatamanagerConfig,
 )
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from rich.progress import track
 
+from bytesplat_ns import parsing, sources
 from bytesplat_ns.dataset import PinholeDataset
+from bytesplat_ns.images import PhotoError
 from bytesplat_ns.photo_cache import GIB, PhotoCache
 from bytesplat_ns.rounds import Round, View, epoch_order, round_indices
 
@@ -52,6 +57,24 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
     train_dataset: PinholeDataset
     eval_dataset: PinholeDataset
 
+    def __init__(
+        self,
+        config: ByteSplatDataManagerConfig,
+        device: torch.device | str = "cpu",
+        test_mode: Literal["test", "val", "inference"] = "val",
+        **kwargs: Any,
+    ) -> None:
+        if config.data is not None:
+            config.dataparser.data = Path(config.data)
+        self._source = sources.read(config.dataparser)
+        if self._source is not None:
+            parsing.check_poses(self._source)
+            parsing.adapt(config.dataparser, self._source)
+            if test_mode == "val" and self._source.point_cloud is not None:  # the other modes do not train
+                sources.check_point_cloud(self._source.point_cloud)
+        with parsing.explained(config.dataparser):
+            super().__init__(config, device, test_mode, **kwargs)
+
     def next_round(self, position: int, downscale: int = 1) -> Round:
         """The views of the next optimizer step.
 
@@ -67,7 +90,14 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         return round_indices(self.seed, position, len(self.train_dataset), self.config.views_per_round)
 
     def _view(self, index: int, downscale: int) -> View:
-        photo = self.train_photos[index].downscale(downscale)
+        photo = self.train_photos[index]
+        height, width = photo.image.shape[:2]
+        if min(height, width) < downscale:
+            raise PhotoError(
+                f"{self.train_dataset.image_filenames[index]} has {width}x{height} pixels, too few to train at "
+                f"1/{downscale} of its size at first: lower --pipeline.model.num-downscales, or remove its frame."
+            )
+        photo = photo.downscale(downscale)
         cameras = self.train_dataset.cameras
         height, width = photo.image.shape[:2]
         return View(
@@ -121,8 +151,13 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     def setup_train(self) -> None:
         """Decodes the training photos before training starts, if they all fit in memory."""
-        if self.test_mode == "val" and self.train_photos.complete:  # "test" and "inference" do not train
-            filling, count = self.train_photos.fill(), len(self.train_photos)
+        if self.test_mode != "val":  # "test" and "inference" do not train
+            return
+        photos = self.train_photos
+        if len(self.eval_dataset):
+            self.eval_photos  # noqa: B018  their headers are read: better now than at the first evaluation
+        if photos.complete:
+            filling, count = photos.fill(), len(photos)
             for _ in track(filling, description="Decoding photos", total=count, transient=True):
                 pass
 
@@ -137,7 +172,18 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
                 f"No training photos in {self.get_datapath()}: the data parser found none for the split 'train'. "
                 f"Check its eval mode, or train_filenames in transforms.json."
             )
+        self._correct(self.train_dataparser_outputs)
         return super().create_train_dataset()
+
+    def create_eval_dataset(self) -> PinholeDataset:
+        """The evaluation split, which may be empty."""
+        outputs = self.dataparser.get_dataparser_outputs(split=self.test_split)
+        self._correct(outputs)
+        return PinholeDataset(outputs, scale_factor=self.config.camera_res_scale_factor)
+
+    def _correct(self, outputs: DataparserOutputs) -> None:
+        if self._source is not None:
+            parsing.correct(outputs, self._source)
 
     def sample_train_cameras(self) -> list[int]:
         """The first epoch's order; the stock constructor keeps such a list, which nothing here reads."""

@@ -6,6 +6,7 @@ a camera that does not fit its photo, whichever photos have been opened.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class PinholeDataset(InputDataset):
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
         super().__init__(dataparser_outputs, scale_factor)
+        self.metadata["dataparser"] = dataparser_outputs.dataparser_transform, dataparser_outputs.dataparser_scale
         files = dataparser_outputs.cameras  # before scaling
         self._file_sizes = list(zip(files.width.flatten().tolist(), files.height.flatten().tolist(), strict=True))
         self.lenses = _lenses(self.cameras, self.image_filenames)
@@ -100,12 +102,23 @@ def _lenses(cameras: Cameras, files: list[Path]) -> list[Lens]:
     for file, kind, params, *numbers in zip(files, kinds, distortion.tolist(), *intrinsics, strict=True):
         try:
             model, coefficients = _model(CameraType(kind), params)
-            lens = Lens(model, Pinhole(*numbers), coefficients)
+            lens = Lens(model, _pinhole(*numbers), coefficients)
             pinhole(lens)
         except LensError as error:
             raise LensError(f"The camera of {file} cannot be used: {error}") from error
         lenses.append(lens)
     return lenses
+
+
+def _pinhole(fx: float, fy: float, cx: float, cy: float, width: int, height: int) -> Pinhole:
+    """Intrinsics in pixels that an image can have."""
+    if not (0 < fx < math.inf and 0 < fy < math.inf):
+        raise LensError(f"its focal lengths are {fx:g} and {fy:g} pixels. Correct them (fl_x, fl_y) in the data set.")
+    if not (math.isfinite(cx) and math.isfinite(cy)):
+        raise LensError(f"its principal point is ({cx:g}, {cy:g}). Correct it (cx, cy) in the data set.")
+    if width < 1 or height < 1:
+        raise LensError(f"its size is {width}x{height} pixels. Correct it (w, h) in the data set.")
+    return Pinhole(fx, fy, cx, cy, width, height)
 
 
 def _model(kind: CameraType, params: list[float]) -> tuple[Literal["perspective", "fisheye"], tuple[float, ...]]:
@@ -117,6 +130,8 @@ def _model(kind: CameraType, params: list[float]) -> tuple[Literal["perspective"
             f"its model is {kind.name}, and only perspective and fisheye photos can be made pinhole images. Cut the "
             f"photos into planar views first (panoramas: ns-process-data images --camera-type equirectangular)."
         )
+    if len(params) != 6:
+        raise LensError(f"it has {len(params)} distortion_params, which must be k1, k2, k3, k4, p1, p2.")
     k1, k2, k3, k4, p1, p2 = params
     if k4 != 0:
         raise LensError(f"its k4 is {k4}, and perspective cameras have k1, k2, k3, p1, p2. Calibrate without k4.")

@@ -1,0 +1,154 @@
+"""nerfstudio's data parsers, kept from what they would get wrong, and their errors made clear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from nerfstudio.data.dataparsers.base_dataparser import DataParserConfig, DataparserOutputs
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from bytesplat_ns.sources import DataError, Source
+
+FLOAT32_ROUNDING = 2.0**-24
+"""Largest relative error of a number that is stored as float32."""
+
+TOLERANCE = 1e-5
+"""Error of a camera's position, relative to the extent of all positions, that does not show: 0.1 px where the cameras
+are spread over ten times their distance from things, in a photo of 1000 px."""
+
+RIGID = 1e-2
+"""How far from orthonormal a rotation may be: poses are often written with few digits."""
+
+
+@contextmanager
+def explained(config: DataParserConfig) -> Iterator[None]:
+    """Turns errors that a nerfstudio data parser raises into DataErrors; all others pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, DataError) or not _raised_by_parser(error):
+            raise
+        parser = type(config).__name__.removesuffix("Config")
+        what = " ".join(str(error).split())
+        if isinstance(error, KeyError):
+            what = f"the entry {what} is missing"
+        raise DataError(
+            f"nerfstudio's {parser} cannot read the data set {config.data}: {what or type(error).__name__}"
+            f"{'' if what.endswith('.') else '.'} Correct the data set, or --data and the options after the data's "
+            f"format at the end of the command."
+        ) from error
+
+
+def _raised_by_parser(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("nerfstudio.data.dataparsers"):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def check_poses(source: Source) -> None:
+    """Raises DataError unless all poses are finite and rigid."""
+    for photo, pose in zip(source.photos, source.poses, strict=True):
+        if not np.isfinite(pose).all():
+            raise DataError(
+                f"{source.file}: the pose of {photo} holds values that are not finite. "
+                f"Remove the frame, or estimate its pose again."
+            )
+        rotation = pose[:3, :3]
+        if np.abs(rotation.T @ rotation - np.eye(3)).max() > RIGID or np.linalg.det(rotation) < 0:
+            lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
+            raise DataError(
+                f"{source.file}: the pose of {photo} is not a rotation and a translation (its axes have the lengths "
+                f"{lengths}, its determinant is {np.linalg.det(rotation):.4g}). Take scale, shear and mirroring out."
+            )
+
+
+def adapt(config: DataParserConfig, source: Source) -> None:
+    """Changes options that this data set cannot bear, and says so."""
+    extent, largest = _spread(source.poses[:, :3, 3])
+    if extent <= 1e-9 * largest and getattr(config, "auto_scale_poses", False):
+        config.auto_scale_poses = False  # type: ignore[attr-defined]
+        cameras = "The only camera" if len(source.poses) == 1 else f"All {len(source.poses)} cameras"
+        CONSOLE.log(
+            f"{cameras} of {source.file} at one place: the scene keeps the data set's own unit "
+            f"(--auto-scale-poses would divide by the distance between cameras, which is zero)."
+        )
+
+
+def correct(outputs: DataparserOutputs, source: Source) -> None:
+    """Puts right, in place, what a parser got wrong; raises DataError where that is not possible.
+
+    Far from the origin, as in georeferenced captures, float32 moves cameras and points by decimetres before a parser
+    subtracts their centre. Here they are transformed again in float64, by the very transform that the parser reports.
+    """
+    if source.focal_y is not None:
+        outputs.cameras.fy = torch.full_like(outputs.cameras.fx, source.focal_y)
+    if len(outputs.image_filenames) == 0:
+        return
+    extent, largest = _spread(source.poses[:, :3, 3])
+    centred = not torch.equal(outputs.dataparser_transform, torch.eye(4)[:3])
+    if centred and extent > 1e-9 * largest and FLOAT32_ROUNDING * largest > TOLERANCE * extent:
+        _transform_again(outputs, source)
+    poses = outputs.cameras.camera_to_worlds
+    if not poses.isfinite().all():
+        raise DataError(
+            f"The poses of {source.file} are no longer finite once they are oriented and scaled. Try "
+            f"--orientation-method none, or --auto-scale-poses False, after the data's format."
+        )
+    positions = poses[..., 3].double().numpy()
+    centre = np.abs(positions.mean(axis=0)).max()
+    if extent > 1e-9 * largest and FLOAT32_ROUNDING * centre > TOLERANCE * extent * float(outputs.dataparser_scale):
+        raise DataError(
+            f"{source.file}: the cameras are {largest:,.0f} units from the origin but only {extent:,.4g} from each "
+            f"other: float32 coordinates would be off by {FLOAT32_ROUNDING * largest:.2g} units. Use --center-method "
+            f"poses where the data's format has it, or subtract a common offset from all poses and points."
+        )
+
+
+def _transform_again(outputs: DataparserOutputs, source: Source) -> None:
+    transform = np.eye(4)
+    transform[:3] = outputs.dataparser_transform.double().numpy()
+    transform = transform @ np.linalg.inv(source.applied)  # of the file's world
+    scale = float(outputs.dataparser_scale)
+    chosen = source.poses[[_index(source, photo) for photo in outputs.image_filenames]]
+    positions = scale / source.applied_scale * (chosen[:, :3, 3] @ transform[:3, :3].T + transform[:3, 3])
+    outputs.cameras.camera_to_worlds[..., 3] = torch.from_numpy(positions).float()
+    if "points3D_xyz" in outputs.metadata and source.point_cloud is not None:
+        points = scale * (_points(source.point_cloud) @ transform[:3, :3].T + transform[:3, 3])
+        outputs.metadata["points3D_xyz"] = torch.from_numpy(points).float()
+    _, largest = _spread(source.poses[:, :3, 3])
+    CONSOLE.log(
+        f"The cameras of {source.file} are up to {largest:,.0f} units from the origin: cameras and points are "
+        f"centred in float64, since float32 would be off by {FLOAT32_ROUNDING * largest:.2g} units."
+    )
+
+
+def _index(source: Source, photo: Path) -> int:
+    """Of a photo that may come from a folder of downscaled ones."""
+    if photo in source.photos:
+        return source.photos.index(photo)
+    (index,) = [i for i, other in enumerate(source.photos) if other.name == photo.name]
+    return index
+
+
+def _points(file: Path) -> np.ndarray:
+    """[P, 3] float64, in the order of nerfstudio's parsers."""
+    if file.suffix == ".ply":
+        import open3d
+
+        return np.asarray(open3d.io.read_point_cloud(str(file)).points)
+    from nerfstudio.data.utils import colmap_parsing_utils as colmap
+
+    read = colmap.read_points3D_binary if file.suffix == ".bin" else colmap.read_points3D_text
+    return np.array([point.xyz for point in read(file).values()])
+
+
+def _spread(positions: np.ndarray) -> tuple[float, float]:
+    """Extent of positions [N, 3], and their largest coordinate."""
+    return float(np.ptp(positions, axis=0).max()), float(np.abs(positions).max())
