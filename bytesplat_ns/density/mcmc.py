@@ -93,7 +93,7 @@ class MCMCStrategy(Strategy):
 
         The penalty of a view is mcmc_opacity_reg * mean(opacity) + mcmc_scale_reg * mean(standard deviation).
         """
-        opacity = self.store.parameters["opacities"].sigmoid()
+        opacity = self._opacity().float()[:, None]
         extent = self.store.parameters["scales"].exp()
         part = views / max(self._total, 1)
         return {
@@ -112,8 +112,7 @@ class MCMCStrategy(Strategy):
         The step is covariance * normal noise * gate(opacity) * noise_lr * learning rate of the means.
         """
         parameters = self.store.parameters
-        opacity = parameters["opacities"].squeeze(1).sigmoid()
-        gate = torch.sigmoid(GATE_STEEPNESS * (self.options.min_opacity - opacity))
+        gate = torch.sigmoid(GATE_STEEPNESS * (self.options.min_opacity - self._opacity())).float()
         rows = (gate > GATE_MIN).nonzero().squeeze(1)
         noise = philox.normal(self.store.ids[rows], 3, seed=self.seed, step=seen)
         quats, variance = parameters["quats"][rows], (2.0 * parameters["scales"][rows]).exp()
@@ -129,7 +128,7 @@ class MCMCStrategy(Strategy):
             FloatingPointError: no Gaussian is finite.
         """
         store = self.store
-        opacity = store.parameters["opacities"].squeeze(1).sigmoid()
+        opacity = self._opacity().float()
         finite = self._finite()
         alive = finite & (opacity > self.options.min_opacity)
         total, n_finite, n_alive = self._sum(len(store), finite.sum(), alive.sum())
@@ -156,6 +155,10 @@ class MCMCStrategy(Strategy):
         capped = super().limit()
         (self._total,) = self._sum(len(self.store))
         return capped
+
+    def _opacity(self) -> Tensor:
+        """[N] float64: the last bit of a vectorized sigmoid depends on the row, but rounded to float32 it is gone."""
+        return self.store.parameters["opacities"].detach().squeeze(1).double().sigmoid()
 
     def _draw(self, opacity: Tensor, alive: Tensor, n: int, seen: int) -> Tensor:
         """[N] int64, how often each Gaussian is drawn if ``n`` are, by opacity [N] among those ``alive`` [N] bool.

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bytesplat_ns.density import philox
+from bytesplat_ns.density.base import Gather
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.density.strategy import GRADIENT_UNIT, DefaultStrategy, DensityOptions, Gather
+from bytesplat_ns.density.strategy import GRADIENT_UNIT, DefaultStrategy, DensityOptions
 from bytesplat_ns.optim import GaussianAdam
 
 

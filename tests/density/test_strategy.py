@@ -1,33 +1,19 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import pytest
 import torch
+from tables import assert_same, by_id, on_ranks
 
 from bytesplat_ns.density import philox
+from bytesplat_ns.density.base import DensityReport
 from bytesplat_ns.density.schedule import DensitySchedule
-from bytesplat_ns.density.strategy import GRADIENT_UNIT, DensityOptions, DensityReport
+from bytesplat_ns.density.strategy import GRADIENT_UNIT, DensityOptions
 from bytesplat_ns.ops.layout import ABSGRAD, MEAN2D, Cameras, Gaussians, Records
 
 EVERYTHING = 3_500
 """Images seen when size, screen size and opacity all count."""
-
-
-def by_id(*stores):
-    """All rows of some stores, ordered by id: parameters, columns, ids."""
-    order = torch.cat([store.ids for store in stores]).argsort()
-    tables = {name: [store.parameters[name].detach() for store in stores] for name in Gaussians.PARAMETERS}
-    tables |= {name: [store.columns[name] for store in stores] for name in stores[0].columns}
-    tables["ids"] = [store.ids for store in stores]
-    return {name: torch.cat(parts)[order] for name, parts in tables.items()}
-
-
-def assert_same(first, second):
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
 
 
 # What is observed ---------------------------------------------------------------------------------------------------
@@ -203,32 +189,10 @@ def test_spreading_over_ranks_does_not_matter(make_store, make_strategy, ranks, 
 
     rank_of = torch.randint(ranks, (1_000,), generator=torch.Generator().manual_seed(2))
     rank_of[:50] = 0
-    barrier, slots = threading.Barrier(ranks), [None] * ranks
-    stores, reports = [], [None] * ranks
-    for rank in range(ranks):
-        store = make_store(1_000)
+    stores = [make_store(1_000) for _ in range(ranks)]
+    for rank, store in enumerate(stores):
         store.keep(rank_of == rank)
-        stores.append(store)
-
-    def work(rank):
-        def gather(rows):
-            slots[rank] = rows
-            barrier.wait(timeout=60)
-            everything = torch.cat(slots)
-            barrier.wait(timeout=60)
-            return everything
-
-        try:
-            reports[rank] = make_strategy(stores[rank], gather, max_gaussians=cap).refine(EVERYTHING)
-        finally:
-            if reports[rank] is None:
-                barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    reports = on_ranks(stores, lambda store, gather: make_strategy(store, gather, max_gaussians=cap).refine(EVERYTHING))
     assert reports == [expected] * ranks
     assert {store.next_id for store in stores} == {whole.next_id}
     assert_same(by_id(whole), by_id(*stores))
