@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,10 +26,12 @@ from torch import Tensor
 
 from bytesplat_ns import initialization, ops
 from bytesplat_ns.density.philox import uniform
+from bytesplat_ns.frames import Similarity
 from bytesplat_ns.metrics import Lpips, view_metrics
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
 from bytesplat_ns.options import refuse_idle_options
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
+from bytesplat_ns.start_from import start_from
 from bytesplat_ns.views import adjust, world_to_camera
 
 VIEWER_BACKGROUND = (0.1490, 0.1647, 0.2157)
@@ -61,6 +64,15 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     it). 30000 restores splatfacto's absolute steps."""
     sh_degree: Literal[0, 1, 2, 3] = 3  # type: ignore[assignment]
     """maximum degree of spherical harmonics to use"""
+    init_from: Path | None = None
+    """start from these Gaussians: a checkpoint of bytesplat or splatfacto (.ckpt), a .ply or an .spz. With
+    --max-num-iterations 0 they become a run as they are, for the viewer, ns-eval, ns-render and ns-export."""
+    init_frame: Literal["training", "original"] = "training"
+    """frame of the Gaussians to start from: of training, as ns-export writes it, or the original one of the capture"""
+
+    def forget_start(self) -> None:
+        """For a model that will be loaded from a checkpoint: leaves the file alone that its run began with."""
+        self.init_from, self.init_frame = None, "training"
 
 
 class ByteSplatModel(SplatfactoModel):
@@ -77,6 +89,7 @@ class ByteSplatModel(SplatfactoModel):
             raise ValueError(f"max-gaussians is {config.max_gaussians}; it must be at least 1.")
         refuse_idle_options(config, self.seed_points is not None)
         seed = torch.initial_seed() % 2**31
+        self.initial_sh_degree = 0
         parameters = self._initial_parameters(seed)
         self.gauss_params = torch.nn.ParameterDict({k: torch.nn.Parameter(v) for k, v in parameters.items()})
         self.register_buffer("ids", torch.arange(self.num_points, dtype=torch.int64))
@@ -98,6 +111,14 @@ class ByteSplatModel(SplatfactoModel):
 
     def _initial_parameters(self, seed: int) -> initialization.Parameters:
         config = self.config
+        if config.init_from is not None:
+            transform, scale = self.kwargs["metadata"]["dataparser"]
+            frame = Similarity.from_dataparser(transform.numpy(), scale, "The data parser")
+            start = start_from(config.init_from, config.init_frame, frame, config.sh_degree, config.max_gaussians)
+            self.initial_sh_degree = start.sh_degree
+            for note in start.notes:
+                CONSOLE.log(note)
+            return start.parameters
         if self.seed_points is None and not config.random_init:
             CONSOLE.log(
                 f"The data has no point cloud: starting from {config.num_random} random Gaussians "
@@ -114,7 +135,7 @@ class ByteSplatModel(SplatfactoModel):
 
     def start(self, total_images: int) -> None:
         """Lays the schedules out for a run of ``total_images`` images."""
-        self.timeline = Timeline(total_images, self.config.schedule_length or total_images)
+        self.timeline = Timeline(total_images, self.config.schedule_length or max(total_images, 1))
 
     def gaussians(self) -> Gaussians:
         """The raw parameters, detached: stages return gradients explicitly."""
@@ -126,8 +147,9 @@ class ByteSplatModel(SplatfactoModel):
         return 2 ** max(self.config.num_downscales - passed, 0)
 
     def settings(self, statistics: bool = False) -> RenderSettings:
-        """How views are rendered now; one more SH degree each ``sh_degree_interval``."""
-        degree = min(self.images_seen // self.timeline.images(self.config.sh_degree_interval), self.config.sh_degree)
+        """How views are rendered now; one more SH degree each ``sh_degree_interval``, but those it began with."""
+        risen = self.images_seen // self.timeline.images(self.config.sh_degree_interval)
+        degree = min(max(risen, self.initial_sh_degree), self.config.sh_degree)
         antialiased = self.config.rasterize_mode == "antialiased"
         return RenderSettings(sh_degree=degree, antialiased=antialiased, statistics=statistics)
 
@@ -248,10 +270,16 @@ class ByteSplatModel(SplatfactoModel):
         return []  # a round is one story in pipeline.py
 
     def get_extra_state(self) -> dict[str, int]:
-        return {"images_seen": self.images_seen, "total": self.timeline.total, "length": self.timeline.length}
+        return {
+            "images_seen": self.images_seen,
+            "total": self.timeline.total,
+            "length": self.timeline.length,
+            "initial_sh_degree": self.initial_sh_degree,
+        }
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self.images_seen = state["images_seen"]
+        self.initial_sh_degree = state.get("initial_sh_degree", 0)  # files of earlier versions lack it
         self.timeline = Timeline(state["total"], state["length"])
 
     def load_state_dict(self, state: dict[str, Any], **kwargs: Any):  # type: ignore[override]

@@ -24,11 +24,13 @@ def refuse_idle_options(config: ByteSplatModelConfig, has_points: bool) -> None:
     Args:
         has_points: whether the data has a point cloud to start from.
     """
-    camera, random = config.camera_optimizer, config.random_init or not has_points
+    camera, random = config.camera_optimizer, config.random_init or config.init_from is not None or not has_points
     idle = [
         (config.strategy == "mcmc", "with {}strategy mcmc", _REFINED - _SAMPLED),
         (config.strategy != "mcmc", "without {}strategy mcmc", _SAMPLED - _REFINED),
         (not random, "without {}random-init True: the data has a point cloud", {"num_random", "random_scale"}),
+        (config.init_from is not None, "with {}init-from", {"random_init", "num_random", "random_scale"}),
+        (config.init_from is None, "without {}init-from", {"init_frame"}),
         (not config.use_scale_regularization, "without {}use-scale-regularization True", {"max_gauss_ratio"}),
         (not config.use_bilateral_grid, "without {}use-bilateral-grid True", {"grid_shape"}),
         (config.num_downscales == 0, "with {}num-downscales 0", {"resolution_schedule"}),

@@ -17,7 +17,7 @@ from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerC
 from bytesplat_ns.densification import density_control
 from bytesplat_ns.density.base import DensityReport
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.export import speed_up_exporter
+from bytesplat_ns.export import stock
 from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
@@ -68,9 +68,16 @@ class ByteSplatPipeline(VanillaPipeline):
     datamanager: ByteSplatDataManager
     model: ByteSplatModel
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        speed_up_exporter()
+    def __init__(self, config: ByteSplatPipelineConfig, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("test_mode", "val") != "val":
+            config.model.forget_start()  # tools load a checkpoint of the run; the file it began with may be gone
+        super().__init__(config, *args, **kwargs)
+        stock.speed_up_exporter()
+
+    def load_pipeline(self, loaded_state: dict[str, Any], step: int) -> None:
+        super().load_pipeline(loaded_state, step)
+        if stock.exporter() is not None:
+            stock.leave_out_non_finite(self.model)
 
     def train_round(self) -> RoundReport:
         """One optimizer step: the next round of views through all stages and back."""
@@ -192,7 +199,8 @@ class ByteSplatPipeline(VanillaPipeline):
         model, options, schedule = self.model, self.config.model, self.strategy.schedule
         timeline, views = model.timeline, self.config.datamanager.views_per_round
         halvings = [timeline.images(options.resolution_schedule) * k for k in range(1, options.num_downscales + 1)]
-        degrees = [timeline.images(options.sh_degree_interval) * k for k in range(1, options.sh_degree + 1)]
+        rising = range(model.initial_sh_degree + 1, options.sh_degree + 1)
+        degrees = [timeline.images(options.sh_degree_interval) * k for k in rising]
         resets = [m for m in range(timeline.total) if schedule.resets_at(m, m + 1)]
         scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
         lines = [

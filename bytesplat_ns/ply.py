@@ -72,6 +72,8 @@ def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
                 element = words[1]
                 if element == "vertex":
                     count = int(words[2])
+                elif element == "chunk":
+                    raise PlyError(f"{path} is a compressed PLY, which is not read: convert it to a plain PLY or SPZ.")
                 elif count is None:
                     raise PlyError(f"{path}: the first element is {element}; it must be vertex.")
             if words[:1] == ["property"] and element == "vertex":

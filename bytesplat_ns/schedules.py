@@ -29,10 +29,10 @@ class Timeline:
     length: int
 
     def __post_init__(self) -> None:
-        if self.total < 1 or self.length < 1:
+        if self.total < 0 or self.length < 1:
             raise ValueError(
-                f"A run needs at least one image: max-num-iterations is {self.total}, schedule-length {self.length}. "
-                "Give both a positive number."
+                f"A schedule needs at least one image: max-num-iterations is {self.total}, schedule-length "
+                f"{self.length}. Give positive numbers (max-num-iterations 0 does not train, but leaves a checkpoint)."
             )
 
     @property

@@ -94,7 +94,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], bool]:
         raise SpzError(f"{path} is not an SPZ file: it does not begin with 'NGSP', packed by gzip or not.")
     _, version, n, degree, bits, flags, _ = _HEADER.unpack_from(content)
     if version not in (2, 3):
-        raise SpzError(f"{path} has SPZ version {version}; versions 2 and 3 are read. Convert it to one of them.")
+        raise SpzError(f"{path} has SPZ version {version}; versions 2 and 3 are read. Convert it to one, or to PLY.")
     if degree > 3:
         raise SpzError(f"{path} has harmonics of degree {degree}; degrees 0 to 3 are read.")
     bases = (degree + 1) ** 2 - 1

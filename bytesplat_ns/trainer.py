@@ -49,6 +49,10 @@ class ByteSplatTrainer(Trainer):
     # Setup and resume --------------------------------------------------------------------------------------------
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
+        model = self.config.pipeline.model
+        if model.init_from is not None and (self.config.load_dir or self.config.load_checkpoint):
+            CONSOLE.log(f"Going on from a checkpoint: --pipeline.model.init-from {model.init_from} is not read.")
+            model.forget_start()
         super().setup(test_mode)
         remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
         self.total_steps = self._start_step + remaining

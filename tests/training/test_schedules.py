@@ -23,7 +23,7 @@ def test_absolute_steps_do_not_depend_on_the_run():
     assert Timeline(total=1_000, length=REFERENCE_IMAGES).images(3_000) == 3_000
 
 
-@pytest.mark.parametrize("total, length", [(0, 1), (1, 0), (-5, 30_000)])
+@pytest.mark.parametrize("total, length", [(0, 0), (1, 0), (-5, 30_000)])
 def test_an_empty_run_is_an_error(total, length):
     with pytest.raises(ValueError, match="at least one image"):
         Timeline(total, length)
