@@ -150,16 +150,17 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         return photos
 
     def setup_train(self) -> None:
-        """Decodes the training photos before training starts, if they all fit in memory."""
+        """Decodes the photos before training starts, those of a split that fits in memory.
+
+        Evaluation photos too: a run should not stop at the first, or last, evaluation for one that cannot be read.
+        """
         if self.test_mode != "val":  # "test" and "inference" do not train
             return
-        photos = self.train_photos
-        if len(self.eval_dataset):
-            self.eval_photos  # noqa: B018  their headers are read: better now than at the first evaluation
-        if photos.complete:
-            filling, count = photos.fill(), len(photos)
-            for _ in track(filling, description="Decoding photos", total=count, transient=True):
-                pass
+        for photos in (self.train_photos, self.eval_photos) if len(self.eval_dataset) else (self.train_photos,):
+            if photos.complete:
+                filling, count = photos.fill(), len(photos)
+                for _ in track(filling, description="Decoding photos", total=count, transient=True):
+                    pass
 
     # Stock surface --------------------------------------------------------------------------------------------
 
@@ -173,6 +174,8 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
                 f"Check its eval mode, or train_filenames in transforms.json."
             )
         self._correct(self.train_dataparser_outputs)
+        if self.test_mode == "val" and self._source is not None:
+            parsing.check_points(self.train_dataparser_outputs, self._source)
         return super().create_train_dataset()
 
     def create_eval_dataset(self) -> PinholeDataset:

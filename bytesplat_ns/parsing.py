@@ -54,19 +54,21 @@ def _raised_by_parser(error: BaseException) -> bool:
 
 def check_poses(source: Source) -> None:
     """Raises DataError unless all poses are finite and rigid."""
-    for photo, pose in zip(source.photos, source.poses, strict=True):
-        if not np.isfinite(pose).all():
-            raise DataError(
-                f"{source.file}: the pose of {photo} holds values that are not finite. "
-                f"Remove the frame, or estimate its pose again."
-            )
-        rotation = pose[:3, :3]
-        if np.abs(rotation.T @ rotation - np.eye(3)).max() > RIGID or np.linalg.det(rotation) < 0:
-            lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
-            raise DataError(
-                f"{source.file}: the pose of {photo} is not a rotation and a translation (its axes have the lengths "
-                f"{lengths}, its determinant is {np.linalg.det(rotation):.4g}). Take scale, shear and mirroring out."
-            )
+    finite = np.isfinite(source.poses).all(axis=(1, 2))
+    rotations = np.where(finite[:, None, None], source.poses[:, :3, :3], np.eye(3))
+    error = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(axis=(1, 2))
+    determinants = np.linalg.det(rotations)
+    for index in np.flatnonzero(~finite)[:1]:
+        raise DataError(
+            f"{source.file}: the pose of {source.photos[index]} holds values that are not finite. "
+            f"Remove the frame, or estimate its pose again."
+        )
+    for index in np.flatnonzero((error > RIGID) | (determinants < 0))[:1]:
+        lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotations[index], axis=0))
+        raise DataError(
+            f"{source.file}: the pose of {source.photos[index]} is not a rotation and a translation (its axes have the "
+            f"lengths {lengths}, its determinant is {determinants[index]:.4g}). Take scale, shear and mirroring out."
+        )
 
 
 def adapt(config: DataParserConfig, source: Source) -> None:
@@ -93,7 +95,7 @@ def correct(outputs: DataparserOutputs, source: Source) -> None:
         return
     extent, largest = _spread(source.poses[:, :3, 3])
     centred = not torch.equal(outputs.dataparser_transform, torch.eye(4)[:3])
-    if centred and extent > 1e-9 * largest and FLOAT32_ROUNDING * largest > TOLERANCE * extent:
+    if centred and FLOAT32_ROUNDING * largest > TOLERANCE * (extent if extent > 1e-9 * largest else 1.0):
         _transform_again(outputs, source)
     poses = outputs.cameras.camera_to_worlds
     if not poses.isfinite().all():
@@ -111,12 +113,30 @@ def correct(outputs: DataparserOutputs, source: Source) -> None:
         )
 
 
+def check_points(outputs: DataparserOutputs, source: Source) -> None:
+    """Says how many points cannot be used; raises DataError if there are points and none is finite."""
+    points = outputs.metadata.get("points3D_xyz")
+    if points is None or source.point_cloud is None:
+        return
+    finite = int(points.isfinite().all(dim=1).sum())
+    if finite == 0:
+        raise DataError(
+            f"The point cloud {source.point_cloud} has no finite point ({len(points)} found). Export it again, or "
+            f"train without it (--load-3D-points False after the data's format, where it has that option)."
+        )
+    if finite < len(points):
+        CONSOLE.log(
+            f"{len(points) - finite:,} of the {len(points):,} points in {source.point_cloud} are not finite and left "
+            f"out."
+        )
+
+
 def _transform_again(outputs: DataparserOutputs, source: Source) -> None:
     transform = np.eye(4)
     transform[:3] = outputs.dataparser_transform.double().numpy()
     transform = transform @ np.linalg.inv(source.applied)  # of the file's world
     scale = float(outputs.dataparser_scale)
-    chosen = source.poses[[_index(source, photo) for photo in outputs.image_filenames]]
+    chosen = source.poses[_indices(source, outputs.image_filenames)]
     positions = scale / source.applied_scale * (chosen[:, :3, 3] @ transform[:3, :3].T + transform[:3, 3])
     outputs.cameras.camera_to_worlds[..., 3] = torch.from_numpy(positions).float()
     if "points3D_xyz" in outputs.metadata and source.point_cloud is not None:
@@ -129,12 +149,16 @@ def _transform_again(outputs: DataparserOutputs, source: Source) -> None:
     )
 
 
-def _index(source: Source, photo: Path) -> int:
-    """Of a photo that may come from a folder of downscaled ones."""
-    if photo in source.photos:
-        return source.photos.index(photo)
-    (index,) = [i for i, other in enumerate(source.photos) if other.name == photo.name]
-    return index
+def _indices(source: Source, photos: list[Path]) -> list[int]:
+    """Of photos that may come from a folder of downscaled ones, where the parser keeps their names only."""
+    by_path = {photo: index for index, photo in enumerate(source.photos)}
+    by_name = {photo.name: index for index, photo in enumerate(source.photos)}
+    if not all(photo in by_path for photo in photos) and len(by_name) < len(source.photos):
+        raise DataError(
+            f"{source.file}: photos in several folders have the same name, and downscaled photos are in one. "
+            f"Rename them, or train on the photos themselves with --downscale-factor 1."
+        )
+    return [by_path.get(photo, by_name.get(photo.name, -1)) for photo in photos]
 
 
 def _points(file: Path) -> np.ndarray:

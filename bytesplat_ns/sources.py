@@ -85,6 +85,8 @@ def _frame_poses(file: Path, frames: list[dict[str, Any]]) -> np.ndarray:
     """[N, 4, 4] poses of frames, each of which must have a path and a matrix."""
     poses = []
     for number, frame in enumerate(frames):
+        if not isinstance(frame, dict):
+            raise DataError(f"{file}: frame {number} is not an object with a path and a matrix. Correct or remove it.")
         for key in ("file_path", "transform_matrix"):
             if key not in frame:
                 name = f"frame {number} ({frame.get('file_path', 'without a path')})"
@@ -123,7 +125,10 @@ def _nerfstudio(config: NerfstudioDataParserConfig) -> Source:
     _refuse_contradictions(file, photos, poses)
     applied = np.eye(4)
     if "applied_transform" in meta:
-        applied[:3] = meta["applied_transform"]
+        try:
+            applied[:3] = np.reshape(meta["applied_transform"], (-1, 4))[:3]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{file}: applied_transform is not 3 x 4 numbers. Correct or remove it.") from error
     elif (config.data / "colmap/sparse/0").exists():  # what the parser then takes for granted
         applied[:3, :3] = [[0, 1, 0], [1, 0, 0], [0, 0, -1]]
     scale = float(meta.get("applied_scale", 1.0))

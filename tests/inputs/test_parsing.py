@@ -1,0 +1,61 @@
+"""What reaches training of data sets that nerfstudio's parsers read wrongly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from entry import words
+from scene import Scene
+
+UTM = (412_345.6, 5_678_901.2, 312.5)
+"""Metres."""
+
+
+def manager(scene: Scene, *last: str):
+    """The data manager that ``ns-train`` makes for these words."""
+    from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
+
+    config = tyro.cli(AnnotatedBaseConfigUnion, args=words(scene.folder, scene.folder / "runs", *last))
+    config.pipeline.datamanager.data = config.data
+    return config.pipeline.datamanager.setup(device="cpu", test_mode="val")
+
+
+@pytest.mark.parametrize("form", ["nerfstudio", "colmap"])
+@pytest.mark.parametrize("method", ["up", "none"])
+def test_far_scenes_keep_their_shape(tmp_path, form, method):
+    """Against the same scene near the origin, up to a common shift, which nothing sees.
+
+    Tolerance: positions of about 1 in float32, scaled by a factor that float32 far from the origin gets 10 % wrong.
+    """
+    shapes = []
+    for name, offset in {"near": (0.0, 0.0, 0.0), "far": UTM}.items():
+        scene = Scene(tmp_path / name, offset=offset)
+        last = getattr(scene, form)("--orientation-method", method, "--eval-mode", "interval", "--eval-interval", "2")
+        data = manager(scene, *last)
+        assert data.train_dataparser_outputs.dataparser_scale == pytest.approx(0.57, rel=0.2)
+        poses = [dataset.cameras.camera_to_worlds for dataset in (data.train_dataset, data.eval_dataset)]
+        positions = torch.cat([pose[..., 3] for pose in poses] + [data.train_dataset.metadata["points3D_xyz"]])
+        assert positions.mean(dim=0).abs().max() < 1.5, "near the origin, though not with the centre in it"
+        shapes.append(((positions - positions[0]) / data.train_dataparser_outputs.dataparser_scale, poses))
+    (near, near_poses), (far, far_poses) = shapes
+    torch.testing.assert_close(near, far, rtol=0, atol=1e-5)
+    for a, b in zip(near_poses, far_poses, strict=True):
+        torch.testing.assert_close(a[..., :3], b[..., :3], rtol=0, atol=1e-5)
+
+
+def test_the_reported_transform_leads_back_to_the_world(tmp_path):
+    scene = Scene(tmp_path, offset=UTM)
+    outputs = manager(scene, *scene.nerfstudio()).train_dataparser_outputs
+    transform, scale = outputs.dataparser_transform.double(), outputs.dataparser_scale
+    positions = outputs.cameras.camera_to_worlds[..., 3].double() / scale - transform[:, 3]
+    world = torch.linalg.solve(transform[:, :3], positions.T).T
+    np.testing.assert_allclose(world.numpy(), scene.poses[1::2, :3, 3], rtol=0, atol=1e-5)
+
+
+def test_instant_ngps_second_focal_length_is_used(tmp_path):
+    scene = Scene(tmp_path)
+    data = manager(scene, *scene.instant_ngp(fl_y=44.0))
+    for dataset in (data.train_dataset, data.eval_dataset):
+        assert (dataset.cameras.fx == scene.focal).all() and (dataset.cameras.fy == 44.0).all()
