@@ -258,10 +258,10 @@ class ByteSplatTrainer(Trainer):
 
     def _save_last(self) -> None:
         """Saves what has been trained, unless that is saved already."""
-        if self._steps_done == self._steps_saved:
+        if self._steps_done == self._steps_saved and self.total_steps > 0:
             return
         try:
-            self.save_checkpoint(self._steps_done - 1)
+            self.save_checkpoint(max(self._steps_done - 1, 0))  # a run of no steps leaves what it starts from
         except CheckpointError as error:
             raise CheckpointError(f"{error} {self._how_to_resume()}") from error
 
