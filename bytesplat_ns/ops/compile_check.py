@@ -32,7 +32,7 @@ USAGE = re.compile(
 
 
 def variants() -> Iterator[tuple[Program, dict[str, int]]]:
-    """The programs with the constants that training and rendering use."""
+    """The programs, with constants that between them switch everything on and off."""
     yield optimizer.ADAM, {}
     yield binning.BINNING, {}
     yield projection.STARTS, {}
@@ -41,14 +41,14 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
         shape = {"SH_DEGREE": degree, "SH_STORED": 15, "ANTIALIASED": antialiased}
         yield projection.FORWARD, shape
         for multi_view, (poses, fused) in product((0, 1), ((1, 0), (0, 1), (1, 1))):
-            if degree == 3 or not multi_view:
+            if degree == 3 or antialiased == multi_view == 0:
                 yield projection.BACKWARD, shape | {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
     for stop_add, interval in product((0, 1), (0, 1)):
         switches = {"STOP_ADD": stop_add, "INTERVAL": interval}
         yield raster.FORWARD, raster.FORWARD_SHAPE | switches
-        for statistics, depth, split in product((0, 1), (0, 1), (0, 1)):
-            more = {"STATISTICS": statistics, "DEPTH_GRADIENT": depth, "SPLIT": split}
-            yield raster.BACKWARD, raster.BACKWARD_SHAPE | switches | more
+        for statistics, exact in product((False, True), (False, True)):
+            depth = interval ^ exact
+            yield raster.BACKWARD, raster.backward_constants(switches, statistics, bool(depth), exact)
     for channels, from_bytes, masked in product((3, 4), (0, 1), (0, 1)):
         yield LOSS, {"TARGET_CHANNELS": channels, "TARGET_BYTES": from_bytes, "MASKED": masked}
 

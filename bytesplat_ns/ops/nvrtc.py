@@ -142,7 +142,7 @@ def program_options(program: Program, constants: Constants, arch: str, **more: A
     """What NVRTC is told, apart from the source."""
     from cuda.core import ProgramOptions
 
-    macros = [(name, str(value)) for name, value in constants]
+    macros = [(name, str(int(value))) for name, value in constants]
     return ProgramOptions(
         name=program.file,
         arch=arch,

@@ -24,7 +24,6 @@ BACKWARD = Program("rasterize_backward.cu")
 QUARTERS = 4
 THREADS = 32
 FORWARD_SHAPE = {"UNROLL": 2}
-BACKWARD_SHAPE = {"UNROLL": 2, "BLOCKS": 20}
 
 
 def rasterize(
@@ -38,8 +37,7 @@ def rasterize(
     records = on_device(records)
     shape, device = (len(cameras), cameras.height, cameras.width), records.table.device
     image = Image(*(torch.empty(*shape, *channels, device=device) for channels in ((3,), (), ())))
-    constants = FORWARD_SHAPE | {"STOP_ADD": settings.stop == "add", "INTERVAL": interval is not None}
-    FORWARD.kernel("rasterize", **constants)(
+    FORWARD.kernel("rasterize", **FORWARD_SHAPE, **_switches(settings, interval))(
         _tiles(cameras) * QUARTERS,
         THREADS,
         *_inputs(records, tiles, cameras, interval),
@@ -71,13 +69,7 @@ def rasterize_backward(
     records = on_device(records)
     width = ROW_WIDTH_WITH_STATISTICS if settings.statistics else ROW_WIDTH
     rows = torch.zeros(len(records), -(-width // 4) * 4, device=records.table.device)
-    constants = BACKWARD_SHAPE | {
-        "STOP_ADD": settings.stop == "add",
-        "INTERVAL": interval is not None,
-        "STATISTICS": settings.statistics,
-        "DEPTH_GRADIENT": gradients.depth is not None,
-        "SPLIT": exact,
-    }
+    constants = backward_constants(_switches(settings, interval), settings.statistics, gradients.depth is not None, exact)
     BACKWARD.kernel("rasterize_backward", **constants)(
         _tiles(cameras) * QUARTERS,
         THREADS,
@@ -92,6 +84,16 @@ def rasterize_backward(
         records.state,
     )
     return rows[:, :width]
+
+
+def backward_constants(switches: dict[str, int], statistics: bool, depth: bool, exact: bool) -> dict[str, int]:
+    """Constants of the backward kernel: ``BLOCKS`` is how many fit into a multiprocessor without spilling registers."""
+    more = {"STATISTICS": statistics, "DEPTH_GRADIENT": depth, "SPLIT": exact}
+    return switches | more | {"UNROLL": 2, "BLOCKS": 16 if statistics else 24}
+
+
+def _switches(settings: RenderSettings, interval: Tensor | None) -> dict[str, int]:
+    return {"STOP_ADD": settings.stop == "add", "INTERVAL": interval is not None}
 
 
 def _tiles(cameras: Cameras) -> int:
