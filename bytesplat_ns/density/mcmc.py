@@ -94,7 +94,7 @@ class MCMCStrategy(Strategy):
         The penalty of a view is mcmc_opacity_reg * mean(opacity) + mcmc_scale_reg * mean(standard deviation).
         """
         opacity = self._opacity().float()[:, None]
-        extent = self.store.parameters["scales"].exp()
+        extent = self.store.parameters["scales"].double().exp().float()
         part = views / max(self._total, 1)
         return {
             "opacities": self.options.mcmc_opacity_reg * part * opacity * (1.0 - opacity),
@@ -112,13 +112,13 @@ class MCMCStrategy(Strategy):
         The step is covariance * normal noise * gate(opacity) * noise_lr * learning rate of the means.
         """
         parameters = self.store.parameters
-        gate = torch.sigmoid(GATE_STEEPNESS * (self.options.min_opacity - self._opacity())).float()
+        gate = torch.sigmoid(GATE_STEEPNESS * (self.options.min_opacity - self._opacity()))
         rows = (gate > GATE_MIN).nonzero().squeeze(1)
-        noise = philox.normal(self.store.ids[rows], 3, seed=self.seed, step=seen)
-        quats, variance = parameters["quats"][rows], (2.0 * parameters["scales"][rows]).exp()
+        noise = philox.normal(self.store.ids[rows], 3, seed=self.seed, step=seen).double()
+        quats, variance = parameters["quats"][rows].double(), (2.0 * parameters["scales"][rows].double()).exp()
         noise = rotate(quats, variance * rotate_back(quats, noise))  # the covariance is R diag(variance) R^T
-        strength = self.options.noise_lr * self.optimizer.rates["means"]
-        parameters["means"].index_add_(0, rows, noise * gate[rows, None], alpha=strength)
+        strength = self.options.noise_lr * self.optimizer.rates["means"] * gate[rows, None]
+        parameters["means"].index_add_(0, rows, (strength * noise).float())
 
     @torch.no_grad()
     def refine(self, seen: int) -> DensityReport:
@@ -157,7 +157,8 @@ class MCMCStrategy(Strategy):
         return capped
 
     def _opacity(self) -> Tensor:
-        """[N] float64: the last bit of a vectorized sigmoid depends on the row, but rounded to float32 it is gone."""
+        """[N] float64. The last bit of a vectorized function depends on the row; in a float64 that is rounded to
+        float32 later it does not matter."""
         return self.store.parameters["opacities"].detach().squeeze(1).double().sigmoid()
 
     def _draw(self, opacity: Tensor, alive: Tensor, n: int, seen: int) -> Tensor:

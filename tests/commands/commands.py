@@ -45,8 +45,8 @@ class Run:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def arguments(data: Path, output: Path, *options: str, steps: int) -> list[str]:
-    """Arguments of ``ns-train`` for a run on the CPU that leaves ``Run(output / "scene/bytesplat/run")``."""
+def arguments(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat") -> list[str]:
+    """Arguments of ``ns-train`` for a run on the CPU that leaves ``Run(output / "scene" / method / "run")``."""
     fixed = {
         "--data": data,
         "--output-dir": output,
@@ -60,22 +60,28 @@ def arguments(data: Path, output: Path, *options: str, steps: int) -> list[str]:
     words = [str(word) for option in fixed.items() for word in option]
     vis = [] if "--vis" in options else ["--vis", "tensorboard"]
     split = ["--eval-mode", "interval", "--eval-interval", "4"]
-    return ["bytesplat", *words, *vis, *options, "nerfstudio-data", *split]
+    return [method, *words, *vis, *options, "nerfstudio-data", *split]
 
 
-def train(data: Path, output: Path, *options: str, steps: int) -> Run:
+def train(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat") -> Run:
     """``ns-train`` in this process, through its own parser."""
-    import tyro
-    from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
     from nerfstudio.scripts import train
     from nerfstudio.utils import writer
 
     try:
-        train.main(tyro.cli(AnnotatedBaseConfigUnion, args=arguments(data, output, *options, steps=steps)))
+        train.main(parse(*arguments(data, output, *options, steps=steps, method=method)))
     finally:  # nerfstudio expects one run a process
         for state in (writer.EVENT_WRITERS, writer.EVENT_STORAGE, writer.GLOBAL_BUFFER):
             state.clear()
-    return Run(output / "scene/bytesplat/run")
+    return Run(output / "scene" / method / "run")
+
+
+def parse(*words: str) -> Any:
+    """The configuration that ``ns-train`` makes of its arguments."""
+    import tyro
+    from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
+
+    return tyro.cli(AnnotatedBaseConfigUnion, args=list(words))
 
 
 def export(what: str, run: Run, output: Path) -> Path:

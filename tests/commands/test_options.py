@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Run, train
+from commands import Run, arguments, parse, train
 from PIL import Image
 
 STEPS = 12
@@ -39,16 +39,15 @@ def plain(capture, tmp_path_factory) -> Run:
 
 
 def test_help_lists_our_options(capsys):
-    import tyro
-    from nerfstudio.configs.method_configs import AnnotatedBaseConfigUnion
-
     with pytest.raises(SystemExit) as end:
-        tyro.cli(AnnotatedBaseConfigUnion, args=["bytesplat", "--help"])
+        parse("bytesplat", "--help")
     assert end.value.code == 0
     printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     for option in (
         "--pipeline.model.max-gaussians",
         "--pipeline.model.schedule-length",
+        "--pipeline.model.strategy",
+        "--pipeline.model.noise-lr",
         "--pipeline.datamanager.views-per-round",
         "--pipeline.datamanager.image-cache-gib",
     ):
@@ -78,11 +77,25 @@ def test_rounds_of_three_views(capture, tmp_path):
     assert run.checkpoint(4)["pipeline"]["_model._extra_state"]["images_seen"] == 15
 
 
-def test_camera_optimizer_moves_the_poses(capture, tmp_path):
-    run = train(capture, tmp_path, "--pipeline.model.camera-optimizer.mode", "SO3xR3", steps=STEPS)
+@pytest.mark.parametrize("mode", ["SO3xR3", "SE3"])
+def test_camera_optimizer_moves_the_poses(mode, plain, capture, tmp_path):
+    run = train(capture, tmp_path, "--pipeline.model.camera-optimizer.mode", mode, steps=STEPS)
     checkpoint = run.checkpoint(STEPS - 1)
     assert checkpoint["pipeline"]["_model.camera_optimizer.pose_adjustment"].abs().amax(dim=1).gt(0).all()
     assert checkpoint["optimizers"]["camera_opt"]["state"], "its moments are kept for resuming"
+    assert not equal(gaussians(run), gaussians(plain)), "they see the scene from elsewhere"
+
+
+def test_pose_penalties_hold_the_poses_back(capture, tmp_path):
+    moved = []
+    for penalty in ("0", "1e4"):
+        options = [f"--pipeline.model.camera-optimizer.{part}-l2-penalty" for part in ("trans", "rot")]
+        options = [word for option in options for word in (option, penalty)]
+        mode = "--pipeline.model.camera-optimizer.mode", "SO3xR3", "--optimizers.camera-opt.scheduler.warmup-steps", "0"
+        # Long enough for each photo to come a third time: the penalty of a pose at rest is zero.
+        run = train(capture, tmp_path / penalty, *mode, *options, steps=27)
+        moved.append(run.checkpoint(26)["pipeline"]["_model.camera_optimizer.pose_adjustment"].abs().mean())
+    assert moved[1] < 0.8 * moved[0]
 
 
 def test_bilateral_grids_take_up_the_photos_exposure(capture, tmp_path):
@@ -90,8 +103,15 @@ def test_bilateral_grids_take_up_the_photos_exposure(capture, tmp_path):
     checkpoint = run.checkpoint(STEPS - 1)
     grids = checkpoint["pipeline"]["_model.bil_grids.grids"]
     identity = torch.eye(3, 4).reshape(12, 1, 1, 1)
-    assert (grids - identity).abs().flatten(1).amax(dim=1).gt(1e-4).all(), "one for each photo"
+    assert grids.shape == (9, 12, 8, 16, 16), "one for each photo"
+    assert (grids - identity).abs().flatten(1).amax(dim=1).gt(1e-4).all()
     assert checkpoint["optimizers"]["bilateral_grid"]["state"]
+
+
+def test_the_shape_of_bilateral_grids(capture, tmp_path):
+    options = "--pipeline.model.use-bilateral-grid", "True", "--pipeline.model.grid-shape", "5", "4", "3"
+    run = train(capture, tmp_path, *options, steps=STEPS)
+    assert run.checkpoint(STEPS - 1)["pipeline"]["_model.bil_grids.grids"].shape == (9, 12, 3, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +121,7 @@ def test_bilateral_grids_take_up_the_photos_exposure(capture, tmp_path):
         ("--pipeline.model.use-scale-regularization", "True", "--pipeline.model.max-gauss-ratio", "1.0"),
         ("--pipeline.model.ssim-lambda", "0.5"),
         ("--pipeline.model.background-color", "white"),
+        ("--pipeline.model.background-color", "black"),
         FULL_SIZE,
     ],
 )
@@ -112,8 +133,24 @@ def test_an_option_changes_the_result(options, plain, capture, tmp_path):
 
 def test_random_initialization(capture, tmp_path):
     options = "--pipeline.model.random-init", "True", "--pipeline.model.num-random", "700"
-    run = train(capture, tmp_path, *options, steps=STEPS)
+    run = train(capture, tmp_path, *options, "--pipeline.model.random-scale", "3", steps=STEPS)
     assert run.metrics()[0]["gaussians"] == 700
+    # A learning rate of 1.6e-4 lets a mean move by little in twelve steps.
+    assert gaussians(run)["means"].abs().max() == pytest.approx(1.5, abs=0.02), "in a cube of side 3"
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_depth_during_training(wanted, capture, tmp_path):
+    options = "--pipeline.model.output-depth-during-training", str(wanted)
+    config = parse(*arguments(capture, tmp_path, *options, steps=STEPS))
+    config.pipeline.datamanager.data = capture
+    pipeline = config.pipeline.setup(device="cpu", test_mode="val", world_size=1, local_rank=0)
+    camera = pipeline.datamanager.train_dataset.cameras[:1]
+    assert pipeline.model.eval().get_outputs(camera)["depth"] is not None, "evaluation always has it"
+    depth = pipeline.model.train().get_outputs(camera)["depth"]
+    assert (depth is not None) == wanted
+    if wanted:
+        assert depth.shape == (18, 24, 1) and depth.isfinite().all() and depth.max() > 0, "at a quarter of the size"
 
 
 def test_the_number_of_gaussians_stays_within_its_limit(capture, tmp_path):
