@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import sklearn.utils  # noqa: F401  half of the import of open3d, which starts threads and is left to the children
 import torch
 from nerfstudio.scripts import train
 

@@ -1,7 +1,7 @@
 """A process that has imported nerfstudio and forks children that train: their start takes no time.
 
-Importing nerfstudio takes many seconds, and these tests start dozens of runs and kill them. Torch does not survive a
-fork once it has started threads, so it is this process that forks: it has never computed anything.
+Importing nerfstudio takes many seconds, and these tests start dozens of runs and kill them. Threads do not survive a
+fork, and libraries that had started some hang without them: so it is this process that forks, which computes nothing.
 """
 
 from __future__ import annotations

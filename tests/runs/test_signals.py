@@ -9,7 +9,6 @@ import threading
 import time
 
 import pytest
-from conftest import Run
 
 from bytesplat_ns.interrupt import Interrupt, Interrupted
 
@@ -26,19 +25,11 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for_step(run: Run, step: int) -> None:
-    """Returns once this many steps have been reported."""
-    path, deadline = run.folder / "metrics.jsonl", time.monotonic() + 60
-    while not path.exists() or len(path.read_text().splitlines()) < step:
-        assert time.monotonic() < deadline, f"step {step} was not reached"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_saves_what_was_trained(number, code, server, run):
     steps = 3000
     child = server.start("ns_train", *run.words(steps=steps))
-    wait_for_step(run, 1)
+    run.wait_for_report()
     child.signal(number)
     assert child.end() == code, child.output
     (saved,) = run.steps()
@@ -55,7 +46,6 @@ def test_a_paused_run_ends_too(server, run):
     words = run.words("--vis", "viewer", "--viewer.websocket-port", free_port(), "--start-paused", "True", steps=50)
     child = server.start("ns_train", *words)
     child.wait_for("Memory:")
-    wait_for_step(run, 0)
     child.signal(signal.SIGTERM)
     assert child.end() == 143, child.output
     assert "Stopped after 0 of 50 steps. There is nothing to resume from" in child.output

@@ -1,0 +1,76 @@
+"""A run that is killed again and again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+from fork_server import Child, ForkServer
+from training import Run
+
+KILLS = 20
+
+STEPS = 600
+"""More than the killed lives get through."""
+
+EVERY_STEP = "--steps-per-save", "1"
+
+
+def files(run: Run) -> set[str]:
+    return set(os.listdir(run.models)) if run.models.exists() else set()
+
+
+def wait_for_file(run: Run, suffix: str, others_than: set[str]) -> None:
+    """Returns, as soon as can be, when there is another file with this suffix."""
+    deadline = time.monotonic() + 60
+    while not any(name.endswith(suffix) for name in files(run) - others_than):
+        assert time.monotonic() < deadline, f"no new {suffix} within a minute"
+        time.sleep(0.0005)  # writing takes some milliseconds
+
+
+def kill_sometime(how: int, run: Run, child: Child, chance: random.Random) -> None:
+    """Kills at a random moment of training, of the start, just after a checkpoint was written, or while one is."""
+    if how == 0:
+        run.wait_for_report()
+        time.sleep(chance.uniform(0, 0.15))
+    elif how == 1:
+        time.sleep(chance.uniform(0, 1.5))
+    else:
+        wait_for_file(run, ".ckpt", others_than=files(run))
+    if how == 3:
+        wait_for_file(run, ".part", others_than=set())
+    child.signal(signal.SIGKILL)
+
+
+def start(server: ForkServer, run: Run) -> Child:
+    """Begins or resumes."""
+    resume = ("--load-dir", run.models) if any(name.endswith(".ckpt") for name in files(run)) else ()
+    return server.start("ns_train", *run.words(*EVERY_STEP, *resume, steps=STEPS))
+
+
+def test_killed_at_random_moments_a_run_ends_as_if_uninterrupted(server, small_capture: Path, tmp_path: Path):
+    run, chance = Run(small_capture, tmp_path / "killed"), random.Random(0)
+    last, unfinished = -1, 0
+    for life in range(KILLS):
+        child = start(server, run)
+        kill_sometime(life % 4, run, child, chance)
+        assert child.end() == -signal.SIGKILL, child.output
+        if last >= 0 and "images seen" in child.output:
+            assert f": {last + 1:,} images seen" in " ".join(child.output.split()), "resumed from the latest"
+        unfinished += any(name.endswith(".part") for name in files(run))
+        steps = run.steps()
+        assert max(steps, default=-1) >= last, "no checkpoint is lost; all that are there are whole"
+        last = max(steps, default=-1)
+    assert unfinished >= KILLS // 8, "some were killed while they wrote a checkpoint"
+    assert 0 < last < STEPS - 1
+
+    final = start(server, run)
+    uninterrupted = Run(small_capture, tmp_path / "uninterrupted")
+    assert final.end() == 0, final.output
+    assert server.start("ns_train", *uninterrupted.words(steps=STEPS)).end() == 0
+    assert files(run) == {f"step-{STEPS - 1:09d}.ckpt"} == files(uninterrupted)
+    (ours, theirs) = (next(r.models.iterdir()).read_bytes() for r in (run, uninterrupted))
+    assert ours == theirs

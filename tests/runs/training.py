@@ -1,0 +1,61 @@
+"""The words of a run of ``ns-train``, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Run:
+    """An ``ns-train`` on the CPU."""
+
+    data: Path
+    output: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.output / "scene/bytesplat/run"
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "nerfstudio_models"
+
+    def words(self, *options: object, steps: int) -> list[str]:
+        fixed = {
+            "--data": self.data,
+            "--output-dir": self.output,
+            "--experiment-name": "scene",
+            "--timestamp": "run",
+            "--machine.device-type": "cpu",
+            "--max-num-iterations": steps,
+            "--logging.steps-per-log": 1,
+            "--pipeline.model.max-gaussians": 1500,
+        }
+        words = [str(word) for option in fixed.items() for word in option]
+        vis = [] if "--vis" in options else ["--vis", "tensorboard"]
+        split = ["nerfstudio-data", "--eval-mode", "interval", "--eval-interval", "4"]
+        return ["bytesplat", *words, *vis, *map(str, options), *split]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_report(self, seconds: float = 60) -> None:
+        """Returns once a step has been reported that was not before."""
+        before, deadline = len(self.metrics()), time.monotonic() + seconds
+        while len(self.metrics()) == before:
+            assert time.monotonic() < deadline, f"no step within {seconds} s"
+            time.sleep(0.005)
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints that are there; those that are not whole fail here."""
+        return sorted(torch.load(path, weights_only=True)["step"] for path in self.models.glob("step-*.ckpt"))
+
+    def checkpoint(self, step: int) -> dict[str, Any]:
+        return torch.load(self.models / f"step-{step:09d}.ckpt", weights_only=True)
