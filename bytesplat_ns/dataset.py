@@ -131,7 +131,9 @@ def _model(kind: CameraType, params: list[float]) -> tuple[Literal["perspective"
             f"photos into planar views first (panoramas: ns-process-data images --camera-type equirectangular)."
         )
     if len(params) != 6:
-        raise LensError(f"it has {len(params)} distortion_params, which must be k1, k2, k3, k4, p1, p2.")
+        raise LensError(
+            f"it has {len(params)} distortion_params, but k1, k2, k3, k4, p1, p2 are needed. Write all six."
+        )
     k1, k2, k3, k4, p1, p2 = params
     if k4 != 0:
         raise LensError(f"its k4 is {k4}, and perspective cameras have k1, k2, k3, p1, p2. Calibrate without k4.")

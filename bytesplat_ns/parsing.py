@@ -33,14 +33,24 @@ def explained(config: DataParserConfig) -> Iterator[None]:
         if isinstance(error, DataError) or not _raised_by_parser(error):
             raise
         parser = type(config).__name__.removesuffix("Config")
-        what = " ".join(str(error).split())
-        if isinstance(error, KeyError):
-            what = f"the entry {what} is missing"
+        what, advice = _reading(error)
         raise DataError(
-            f"nerfstudio's {parser} cannot read the data set {config.data}: {what or type(error).__name__}"
-            f"{'' if what.endswith('.') else '.'} Correct the data set, or --data and the options after the data's "
-            f"format at the end of the command."
+            f"nerfstudio's {parser} cannot read the data set {config.data}: {what.rstrip('.!')}. {advice}"
         ) from error
+
+
+def _reading(error: Exception) -> tuple[str, str]:
+    """What a parser's error means, and what to do."""
+    what = " ".join(str(error).split()) or type(error).__name__
+    advice = "Correct the data set, or --data and the options after the data's format at the end of the command."
+    if isinstance(error, KeyError):
+        what = f"the entry {what} is missing"
+    elif isinstance(error, EOFError):
+        what = "it asked whether to change the data set (see above), and there is no terminal to answer on"
+        advice = "Answer it in a terminal once; to use large photos as they are, add --downscale-factor 1."
+    elif isinstance(error, NotImplementedError):  # of COLMAP's camera models
+        advice = "Undistort the photos first (colmap image_undistorter), or calibrate with another camera model."
+    return what, advice
 
 
 def _raised_by_parser(error: BaseException) -> bool:
@@ -53,7 +63,7 @@ def _raised_by_parser(error: BaseException) -> bool:
 
 
 def check_poses(source: Source) -> None:
-    """Raises DataError unless all poses are finite and rigid."""
+    """Raises DataError unless all poses are finite and rigid, and differ where a parser sees them in float32."""
     finite = np.isfinite(source.poses).all(axis=(1, 2))
     rotations = np.where(finite[:, None, None], source.poses[:, :3, :3], np.eye(3))
     error = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(axis=(1, 2))
@@ -69,6 +79,9 @@ def check_poses(source: Source) -> None:
             f"{source.file}: the pose of {source.photos[index]} is not a rotation and a translation (its axes have the "
             f"lengths {lengths}, its determinant is {determinants[index]:.4g}). Take scale, shear and mirroring out."
         )
+    extent, largest = _spread(source.poses[:, :3, 3])
+    if extent > 1e-9 * largest and FLOAT32_ROUNDING * largest > 0.25 * extent:
+        raise _too_far(source)
 
 
 def adapt(config: DataParserConfig, source: Source) -> None:
@@ -106,11 +119,7 @@ def correct(outputs: DataparserOutputs, source: Source) -> None:
     positions = poses[..., 3].double().numpy()
     centre = np.abs(positions.mean(axis=0)).max()
     if extent > 1e-9 * largest and FLOAT32_ROUNDING * centre > TOLERANCE * extent * float(outputs.dataparser_scale):
-        raise DataError(
-            f"{source.file}: the cameras are {largest:,.0f} units from the origin but only {extent:,.4g} from each "
-            f"other: float32 coordinates would be off by {FLOAT32_ROUNDING * largest:.2g} units. Use --center-method "
-            f"poses where the data's format has it, or subtract a common offset from all poses and points."
-        )
+        raise _too_far(source)
 
 
 def check_points(outputs: DataparserOutputs, source: Source) -> None:
@@ -129,6 +138,15 @@ def check_points(outputs: DataparserOutputs, source: Source) -> None:
             f"{len(points) - finite:,} of the {len(points):,} points in {source.point_cloud} are not finite and left "
             f"out."
         )
+
+
+def _too_far(source: Source) -> DataError:
+    extent, largest = _spread(source.poses[:, :3, 3])
+    return DataError(
+        f"{source.file}: the cameras are {largest:,.0f} units from the origin but only {extent:,.4g} from each "
+        f"other: float32 coordinates would be off by {FLOAT32_ROUNDING * largest:.2g} units. Use --center-method "
+        f"poses where the data's format has it, or subtract a common offset from all poses and points."
+    )
 
 
 def _transform_again(outputs: DataparserOutputs, source: Source) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -38,12 +39,13 @@ class Run:
 
 @contextmanager
 def _command_line(command: str, *words: object) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [command, *map(str, words)]
+    """Words on the command line, and nobody at the keyboard."""
+    before = sys.argv, sys.stdin
+    sys.argv, sys.stdin = [command, *map(str, words)], io.StringIO()
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv, sys.stdin = before
 
 
 def words(data: Path, output: Path, *last: str) -> list[str]:

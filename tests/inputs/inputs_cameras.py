@@ -44,12 +44,12 @@ def unknown_camera_model(scene):
     return scene.nerfstudio(camera_model="PINHOLE_RADIAL")
 
 
-@stops("DataError", r"cannot read the data set .*FULL_OPENCV")
+@stops("DataError", r"cannot read the data set .*FULL_OPENCV.*Undistort the photos first")
 def colmap_model_that_nerfstudio_does_not_know(scene):
     return scene.colmap(model="FULL_OPENCV", parameters=(0.1,) * 8)
 
 
-@stops("LensError", r"it has 4 distortion_params, which must be k1, k2, k3, k4, p1, p2")
+@stops("LensError", r"it has 4 distortion_params, but k1, k2, k3, k4, p1, p2 are needed")
 def distortion_of_another_length(scene):
     return scene.nerfstudio(distortion_params=[0.1, 0.0, 0.0, 0.0])
 
@@ -173,6 +173,12 @@ def colmap_georeferenced(scene):
 @trains(r"The only camera of .*cameras and points are centred in float64", offset=UTM, count=1)
 def single_georeferenced_photo(scene):
     return scene.nerfstudio("--eval-mode", "all")
+
+
+@stops("DataError", r"5,678,90\d units from the origin but only 0\.\d+ from each other.*subtract a common offset")
+def georeferenced_table_top(scene):
+    scene.poses[:, :3, 3] = 0.1 * scene.poses[:, :3, 3] + UTM
+    return scene.nerfstudio()
 
 
 @stops("DataError", r"units from the origin but only .* subtract a common offset", offset=UTM)

@@ -155,3 +155,18 @@ def description_named_on_the_command_line(scene):
     (scene.folder / "transforms.json").rename(scene.folder / "cameras.json")
     scene.folder /= "cameras.json"
     return last
+
+
+@stops(
+    "DataError",
+    r"it asked whether to change the data set .*there is no terminal.*--downscale-factor 1",
+    width=1604,
+    height=8,
+)
+def colmap_with_photos_to_be_reduced(scene):
+    return scene.colmap()
+
+
+@trains(width=1604, height=16)
+def colmap_with_large_photos(scene):
+    return (*scene.colmap(), "--downscale-factor", "1")

@@ -130,9 +130,7 @@ def truncated_held_out_photo(scene):
     return last
 
 
-@stops(
-    "PhotoError", r"photo_0\d\.tif: floating-point pixels.*save 8 or 16 bits", mode="F", extension="tif"
-)
+@stops("PhotoError", r"photo_0\d\.tif: floating-point pixels.*save 8 or 16 bits", mode="F", extension="tif")
 def photos_of_floating_point_numbers(scene):
     return scene.nerfstudio()
 
