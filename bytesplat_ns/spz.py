@@ -150,7 +150,7 @@ def _encode(parameters: Mapping[str, Tensor], bits: int) -> list[np.ndarray]:
         harmonics[:, columns] = harmonics[:, columns] + (1 << shift - 1) >> shift << shift
     return [
         fixed.view(np.uint8).reshape(n, 3, 4)[:, :, :3].reshape(n, 9),
-        _byte(255 / (1 + np.exp(-values["opacities"].astype(np.float64)))),
+        _byte(255 / (1 + np.exp(-values["opacities"].astype(np.float64).clip(-50, 50)))),
         _byte((values["features_dc"] * _COLOR + 0.5) * 255),
         _byte((values["scales"] + 10) * 16),
         _smallest_three(values["quats"]).view(np.uint8).reshape(n, 4),
