@@ -25,7 +25,7 @@ from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.rounds import rounds_between
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
-from bytesplat_ns.views import Batch, collate
+from bytesplat_ns.views import Batch, Collator
 
 BETAS, EPSILON = (0.9, 0.999), 1e-15
 """Adam's constants, as splatfacto's."""
@@ -85,7 +85,7 @@ class ByteSplatPipeline(VanillaPipeline):
         # 1. The next views, at the resolution of the moment.
         round = self.datamanager.next_round(model.images_seen, model.downscale())
         poses_move = model.config.camera_optimizer.mode != "off"
-        batch = collate(round.views, model.device, model.camera_optimizer if poses_move else None)
+        batch = self._collate(round.views, model.camera_optimizer if poses_move else None)
         background = model.training_backgrounds(len(batch))
         observing = self.strategy.observes(model.images_seen)
         settings = model.settings(statistics=observing)
@@ -128,6 +128,7 @@ class ByteSplatPipeline(VanillaPipeline):
         opaque = torch.zeros_like(transmittance)
         losses = ops.photometric_loss(graded, opaque, batch.target, background, batch.cameras, weight, batch.mask)
         smoothness = 10 * total_variation_loss(self.model.bil_grids.grids)
+        self.model.bil_grids.zero_grad()  # of an attempt that was repeated
         (losses.sum() + len(batch) * smoothness).backward()
         gradients = ImageGradients(rgb.grad, None, transmittance.grad)
         image.rgb, image.transmittance = rgb.detach(), transmittance.detach()
@@ -172,6 +173,7 @@ class ByteSplatPipeline(VanillaPipeline):
         """
         model = self.model
         model.start(total_images)
+        self._collate = Collator(model.device)
         self.store = GaussianStore(model.gauss_params, model.ids)
         self.optimizer = GaussianAdam(self.store)
         groups = model.get_param_groups()

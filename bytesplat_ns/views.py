@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch.nn.functional import pad
 
 from bytesplat_ns.ops.layout import Cameras
 from bytesplat_ns.rounds import View
+
+PoseOptimizer = Callable[[Tensor], Tensor]
+"""Learned corrections [V, 3, 4] of photos [V] by index, such as nerfstudio's CameraOptimizer."""
 
 
 @dataclass
@@ -46,38 +49,46 @@ def adjust(camera_to_world: Tensor, corrections: Tensor) -> Tensor:
     )
 
 
-def collate(views: Sequence[View], device: torch.device, pose_optimizer: torch.nn.Module | None = None) -> Batch:
-    """Gathers V views into one batch.
+class Collator:
+    """Gathers the views of a round into one batch. Cameras stay on the device from one use to the next."""
 
-    Args:
-        views: the round's views; photos may differ in size and number of channels.
-        pose_optimizer: maps photo indices [V] to corrections [V, 3, 4] (nerfstudio's CameraOptimizer), or None.
-    """
-    indices = [view.index for view in views]
-    poses = torch.stack([view.camera_to_world for view in views])
-    if pose_optimizer is not None:
-        poses = adjust(poses.to(device), pose_optimizer(torch.tensor(indices)).to(device))
-    viewmats = world_to_camera(poses).to(device)  # fixed poses are inverted on the host: fewer launches
-    width, height = max(view.width for view in views), max(view.height for view in views)
-    cameras = Cameras(
-        viewmats=viewmats.detach(),
-        intrinsics=torch.tensor([[v.fx, v.fy, v.cx, v.cy] for v in views], dtype=torch.float32).to(device),
-        sizes=torch.tensor([[v.width, v.height] for v in views], dtype=torch.int32).to(device),
-        width=width,
-        height=height,
-    )
-    channels = max(view.image.shape[2] for view in views)
-    images = [_fit(view.image.to(device), width, height, channels) for view in views]
-    target = images[0][None] if len(images) == 1 else torch.stack(images)
-    mask = None
-    if any(view.mask is not None for view in views):
-        mask = torch.stack([_fit_mask(view, width, height, device) for view in views])
-    return Batch(cameras, viewmats, target, mask, indices)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cameras: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
+    def __call__(self, views: Sequence[View], pose_optimizer: PoseOptimizer | None = None) -> Batch:
+        """The batch of V views.
 
-def with_poses(cameras: Cameras, viewmats: Tensor) -> Cameras:
-    """The same cameras with other (possibly differentiable) poses [V, 4, 4]."""
-    return replace(cameras, viewmats=viewmats)
+        Args:
+            views: the round's views; photos may differ in size and number of channels.
+            pose_optimizer: None where poses are fixed.
+        """
+        parts = zip(*[self._camera(view) for view in views], strict=True)
+        poses, viewmats, intrinsics, sizes = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        indices = [view.index for view in views]
+        if pose_optimizer is not None:
+            viewmats = world_to_camera(adjust(poses, pose_optimizer(torch.tensor(indices)).to(self.device)))
+        width, height = max(view.width for view in views), max(view.height for view in views)
+        cameras = Cameras(viewmats.detach(), intrinsics, sizes, width, height)
+
+        channels = max(view.image.shape[2] for view in views)
+        images = [_fit(view.image.to(self.device), width, height, channels) for view in views]
+        target = images[0][None] if len(images) == 1 else torch.stack(images)
+        mask = None
+        if any(view.mask is not None for view in views):
+            mask = torch.stack([_fit_mask(view, width, height, self.device) for view in views])
+        return Batch(cameras, viewmats, target, mask, indices)
+
+    def _camera(self, view: View) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Pose [1, 3, 4], viewmat [1, 4, 4], intrinsics [1, 4] and size [1, 2] of a view, on the device."""
+        key = view.index, view.width, view.height  # a photo has one camera at each resolution
+        if key not in self._cameras:
+            pose = view.camera_to_world[None]
+            intrinsics = torch.tensor([[view.fx, view.fy, view.cx, view.cy]], dtype=torch.float32)
+            size = torch.tensor([[view.width, view.height]], dtype=torch.int32)
+            tensors = pose, world_to_camera(pose), intrinsics, size
+            self._cameras[key] = tuple(tensor.contiguous().to(self.device) for tensor in tensors)
+        return self._cameras[key]
 
 
 def _fit(image: Tensor, width: int, height: int, channels: int) -> Tensor:

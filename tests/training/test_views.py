@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bytesplat_ns.rounds import View
-from bytesplat_ns.views import adjust, collate, world_to_camera
+from bytesplat_ns.views import Collator, adjust, world_to_camera
 
 
 def poses(count: int) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_adjust_is_the_camera_optimizers_own_composition():
 
 def test_photos_of_different_sizes_and_channels_share_one_block():
     views = [view(0, 5, 4), view(1, 3, 6, channels=4), view(2, 2, 2, mask=True)]
-    batch = collate(views, torch.device("cpu"))
+    batch = Collator(torch.device("cpu"))(views)
     assert (batch.cameras.width, batch.cameras.height) == (5, 6)
     assert batch.cameras.sizes.tolist() == [[5, 4], [3, 6], [2, 2]]
     assert batch.target.shape == (3, 6, 5, 4)
@@ -51,7 +51,7 @@ def test_photos_of_different_sizes_and_channels_share_one_block():
 
 def test_a_single_photo_is_not_copied():
     photo = view(0, 5, 4)
-    batch = collate([photo], torch.device("cpu"))
+    batch = Collator(torch.device("cpu"))([photo])
     assert batch.mask is None
     assert batch.target.shape == (1, 4, 5, 3)
     assert batch.target.data_ptr() == photo.image.data_ptr()
@@ -59,7 +59,7 @@ def test_a_single_photo_is_not_copied():
 
 def test_the_pose_optimizer_gets_its_gradient_through_the_view_matrices():
     corrections = torch.nn.Parameter(torch.eye(3, 4).repeat(3, 1, 1))
-    batch = collate([view(2, 5, 4), view(0, 5, 4)], torch.device("cpu"), lambda indices: corrections[indices])
+    batch = Collator(torch.device("cpu"))([view(2, 5, 4), view(0, 5, 4)], lambda indices: corrections[indices])
     assert not batch.cameras.viewmats.requires_grad
     batch.viewmats.backward(torch.ones(2, 4, 4))
     assert corrections.grad[1].abs().sum() == 0, "photo 1 is not in the round"
@@ -70,3 +70,11 @@ def test_the_pose_optimizer_gets_its_gradient_through_the_view_matrices():
 def test_no_correction_changes_nothing(corrections):
     pose = poses(1).float()
     torch.testing.assert_close(adjust(pose, corrections), pose)
+
+
+def test_a_photo_has_one_camera_at_each_resolution():
+    gather = Collator(torch.device("cpu"))
+    full, half = (gather([view(0, *size)]).cameras for size in ((8, 6), (4, 3)))
+    assert full.sizes.tolist() == [[8, 6]] and half.sizes.tolist() == [[4, 3]]
+    again = gather([view(0, 8, 6), view(1, 8, 6)]).cameras
+    assert torch.equal(again.viewmats[:1], full.viewmats) and torch.equal(again.intrinsics[:1], full.intrinsics)
