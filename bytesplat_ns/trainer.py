@@ -99,6 +99,7 @@ class ByteSplatTrainer(Trainer):
         path = self.base_dir / "metrics.jsonl"
         self.progress = Progress(path, self.total_steps, self._start_step)
         self._steps_done = self._steps_saved = self._start_step
+        self._logged = time.monotonic(), self._start_step
         self._adam_steps = self.pipeline.optimizer.steps
         with Interrupt() as self.interrupt:
             try:
@@ -124,10 +125,10 @@ class ByteSplatTrainer(Trainer):
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
         # The viewer's render thread takes the lock too.
-        with self.train_lock, TimeWriter(writer, EventName.ITER_TRAIN_TIME, step=step) as timer:
+        with self.train_lock:
             report = self.pipeline.train_round()
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
-        self._update_viewer(step, timer.duration)
+        self._update_viewer_state(step)
         if last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True):
             self._log(step, report)
         if self.pipeline.datamanager.eval_dataset:
@@ -135,7 +136,15 @@ class ByteSplatTrainer(Trainer):
                 self.eval_iteration(step)
         if not last and step_check(step, self.config.steps_per_save):
             self._save_if_possible(step)
-        self.progress.write_events()
+        self._write_events()
+
+    def _write_events(self) -> None:
+        """Lets nerfstudio's writers (TensorBoard, ...) write what was put since the last time."""
+        try:
+            writer.write_out_storage()
+        except OSError as error:  # a full disk
+            writer.EVENT_STORAGE.clear()
+            self.progress.warn("the event log", error)
 
     def _wait_while_paused(self) -> bool:
         """False when training was stopped (``shutdown``); raises ``Interrupted`` on a signal."""
@@ -145,19 +154,24 @@ class ByteSplatTrainer(Trainer):
             raise Interrupted
         return not self.stop_training
 
-    def _update_viewer(self, step: int, duration: float) -> None:
-        if step > 1:  # the first steps are slower and would spoil the viewer's estimate
-            views = self.config.pipeline.datamanager.views_per_round
-            rays = self.pipeline.datamanager.get_train_rays_per_batch() * views
-            writer.put_time(EventName.TRAIN_RAYS_PER_SEC, rays / max(duration, 1e-3), step, avg_over_steps=True)
-        self._update_viewer_state(step)
-
     def _log(self, step: int, report: RoundReport) -> None:
         values = report.read()
         gaussians = self.pipeline.model.num_points
         writer.put_scalar("Train Loss", values["loss"], step)
         writer.put_dict("Train Metrics Dict", values | {"gaussian_count": gaussians}, step)
+        self._log_speed(step)
         self.progress.report(step + 1, self.pipeline.model.images_seen, values["loss"], values["psnr"], gaussians)
+
+    def _log_speed(self, step: int) -> None:
+        """Times since the last log, for event logs and the viewer; single steps are not timed, as they overlap."""
+        now, (then, logged) = time.monotonic(), self._logged
+        self._logged = now, step
+        if logged > self._start_step:  # the first steps are slower and would spoil estimates
+            seconds = (now - then) / (step - logged)
+            pixels = self.pipeline.datamanager.get_train_rays_per_batch()
+            pixels *= self.config.pipeline.datamanager.views_per_round
+            writer.put_time(EventName.ITER_TRAIN_TIME, seconds, step, update_eta=True)
+            writer.put_time(EventName.TRAIN_RAYS_PER_SEC, pixels / seconds, step)
 
     @check_eval_enabled
     def eval_iteration(self, step: int) -> None:
@@ -180,7 +194,7 @@ class ByteSplatTrainer(Trainer):
     def _after_train(self) -> None:
         self.training_state = "completed"  # used to update the viewer
         self._save_last()
-        self.progress.write_events()
+        self._write_events()
         tell(f"Training Finished. Checkpoints: {self.checkpoint_dir}\nNext: ns-viewer {self._load_config()}")
         if not self.config.viewer.quit_on_train_completion:
             self._train_complete_viewer()
@@ -195,7 +209,7 @@ class ByteSplatTrainer(Trainer):
 
     def _stop_early(self) -> NoReturn:
         self._save_last()
-        self.progress.write_events()
+        self._write_events()
         if self._steps_done == self.total_steps:
             tell(f"Training is complete, but held-out photos were not evaluated: ns-eval {self._load_config()}")
         else:
