@@ -39,10 +39,12 @@ def write(path: Path, state: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    except (OSError, RuntimeError) as error:
         aside.unlink(missing_ok=True)
+        # After a failed write torch's archive cannot be closed, which raises a RuntimeError that says nothing.
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise CheckpointError(
-            f"Could not write the checkpoint {path}: {error}. Earlier checkpoints are untouched. "
+            f"Could not write the checkpoint {path}: {reason}. Earlier checkpoints are untouched. "
             "Make room on that disk, or give --output-dir a place on another one."
         ) from error
 

@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 
@@ -67,20 +66,13 @@ class Progress:
                 os.ftruncate(self._file.fileno(), end)
                 raise OSError("only a part of a line could be written")
         except OSError as error:
-            self._warn(str(self._path), error)
-
-    def write_events(self) -> None:
-        """Lets nerfstudio's writers (TensorBoard, ...) write what was put since the last time."""
-        try:
-            writer.write_out_storage()
-        except OSError as error:
-            writer.EVENT_STORAGE.clear()
-            self._warn("the event log", error)
+            self.warn(str(self._path), error)
 
     def close(self) -> None:
         self._file.close()
 
-    def _warn(self, what: str, error: OSError) -> None:
+    def warn(self, what: str, error: OSError) -> None:
+        """Says, once a run, that something could not be written."""
         if not self._warned:
             self._warned = True
             tell(f"WARNING: could not write to {what} ({error}). Training goes on without such lines.", "bold red")
