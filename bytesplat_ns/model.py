@@ -114,7 +114,10 @@ class ByteSplatModel(SplatfactoModel):
         if config.init_from is not None:
             transform, scale = self.kwargs["metadata"]["dataparser"]
             frame = Similarity.from_dataparser(transform.numpy(), scale, "The data parser")
-            start = start_from(config.init_from, config.init_frame, frame, config.sh_degree, config.max_gaussians)
+            antialiased = config.rasterize_mode == "antialiased"
+            start = start_from(
+                config.init_from, config.init_frame, frame, config.sh_degree, config.max_gaussians, antialiased
+            )
             self.initial_sh_degree = start.sh_degree
             for note in start.notes:
                 CONSOLE.log(note)

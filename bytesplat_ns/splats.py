@@ -18,6 +18,7 @@ from torch import Tensor
 from bytesplat_ns import ply, spz
 from bytesplat_ns.initialization import SH_C0
 from bytesplat_ns.ops.layout import Gaussians
+from bytesplat_ns.run_config import read_run_config
 
 FADED = math.log(1 / 254)
 """Logit of 1/255: fainter Gaussians are never drawn."""
@@ -34,6 +35,7 @@ class Splats:
     parameters: dict[str, Tensor]
     source: str  # what the file is, for messages
     run: Path | None = None  # folder of the run that a checkpoint belongs to
+    antialiased: bool | None = None  # how they are meant to be drawn, where that is known
 
     def __len__(self) -> int:
         return len(self.parameters["means"])
@@ -71,7 +73,8 @@ def read(path: Path) -> Splats:
         if ending == ".ply":
             return _checked(path, Splats(_from_ply(path), "PLY"))
         if ending == ".spz":
-            return _checked(path, Splats(spz.read(path)[0], "SPZ"))
+            parameters, antialiased = spz.read(path)
+            return _checked(path, Splats(parameters, "SPZ", antialiased=antialiased))
     except (ply.PlyError, spz.SpzError) as error:
         raise SplatError(str(error)) from error
     raise SplatError(f"{path} ends in '{path.suffix}'; Gaussians are read from .ckpt, .ply and .spz files.")
@@ -118,7 +121,10 @@ def read_checkpoint(path: Path) -> Splats:
     if stock and parameters["features_rest"].shape[1] == 0:  # splatfacto without harmonics trains logits of colours
         parameters["features_dc"] = (parameters["features_dc"].sigmoid() - 0.5) / SH_C0
     source = "checkpoint of splatfacto" if stock else "checkpoint of bytesplat"
-    return _checked(path, Splats(parameters, source, run=path.absolute().parent.parent))
+    run = path.absolute().parent.parent
+    config = run / "config.yml"
+    antialiased = read_run_config(config).antialiased if config.is_file() else None
+    return _checked(path, Splats(parameters, source, run, antialiased))
 
 
 def _checked(path: Path, splats: Splats) -> Splats:

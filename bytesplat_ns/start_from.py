@@ -27,7 +27,9 @@ class Start:
     notes: list[str]  # what was done to them, for the log
 
 
-def start_from(path: Path, frame: Frame, to_training: Similarity, sh_degree: int, max_gaussians: int) -> Start:
+def start_from(
+    path: Path, frame: Frame, to_training: Similarity, sh_degree: int, max_gaussians: int, antialiased: bool
+) -> Start:
     """Reads Gaussians and fits them to a run.
 
     Args:
@@ -36,6 +38,7 @@ def start_from(path: Path, frame: Frame, to_training: Similarity, sh_degree: int
         to_training: from the original frame of this run's capture to its training frame.
         sh_degree: of this run; missing harmonics are zero, higher ones are cut off.
         max_gaussians: if there are more, those of the largest opacity x area are kept.
+        antialiased: how this run draws Gaussians.
 
     Raises:
         SplatError: the file cannot be read, or holds no usable Gaussian.
@@ -65,7 +68,11 @@ def start_from(path: Path, frame: Frame, to_training: Similarity, sh_degree: int
     move, note = _move(found, frame, to_training)
     if not move.is_identity():
         parameters = move.apply(parameters)
-    return Start(parameters, min(degree, sh_degree), [*notes, note])
+    notes.append(note)
+    if found.antialiased not in (None, antialiased):
+        mode = "antialiased" if found.antialiased else "classic"
+        notes.append(f"WARNING: they were made for --pipeline.model.rasterize-mode {mode}, and look different without.")
+    return Start(parameters, min(degree, sh_degree), notes)
 
 
 def _prominence(parameters: Parameters) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from bytesplat_ns import ply, spz
+from bytesplat_ns import checkpoint, ply, spz
 from bytesplat_ns.checkpoint import CheckpointError
-from bytesplat_ns.export.run import RunError, read_run
 from bytesplat_ns.frames import FrameError, Similarity
-from bytesplat_ns.splats import FADED, SplatError
+from bytesplat_ns.run_config import RunConfigError, read_run_config
+from bytesplat_ns.splats import FADED, SplatError, read_checkpoint
 
 Triple = tuple[float, float, float]
 
@@ -62,11 +62,14 @@ class Export:
     def main(self) -> str:
         """Writes the file; returns the line that says what was written and left out."""
         begin = time.monotonic()
-        run = read_run(self.load_config, self.load_step)
-        found = run.splats
+        run = read_run_config(self.load_config)
+        if not run.models.is_dir():
+            raise ExportError(f"{run.models} is missing: the checkpoints must lie beside {self.load_config}.")
+        path = checkpoint.find(run.models, self.load_step)
+        found = read_checkpoint(path)
         move = Similarity.identity()
         if self.frame == "original":
-            move = Similarity.read(run.transforms).inverse()
+            move = Similarity.read(self.load_config.parent / "dataparser_transforms.json").inverse()
 
         # Rows, in the training frame.
         total, usable = len(found), found.usable()
@@ -77,7 +80,7 @@ class Export:
             inside = within_box(found.parameters["means"], self.obb_center, self.obb_rotation, self.obb_scale)
             kept, cropped = kept & inside, kept & ~inside
         if not kept.any():
-            raise ExportError(f"{run.checkpoint}: nothing is left to write. {_left_out(usable, faint, cropped)}")
+            raise ExportError(f"{path}: nothing is left to write. {_left_out(usable, faint, cropped)}")
         found.keep(kept)
 
         parameters = found.parameters if move.is_identity() else move.apply(found.parameters)
@@ -118,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     try:
         print(tyro.cli(Export, args=arguments, description=Export.__doc__).main())
-    except (ExportError, RunError, CheckpointError, SplatError, FrameError, spz.SpzError) as error:
+    except (ExportError, RunConfigError, CheckpointError, SplatError, FrameError, spz.SpzError) as error:
         sys.exit(f"bytesplat-export: {error}")
     except OSError as error:
         sys.exit(f"bytesplat-export: cannot write: {error}")
