@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from nerfstudio.model_components.lib_bilagrid import total_variation_loss
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch import Tensor
 
-from bytesplat_ns import ops
+from bytesplat_ns import evaluation, ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
 from bytesplat_ns.densification import density_control
 from bytesplat_ns.density.base import DensityReport
@@ -243,6 +244,20 @@ class ByteSplatPipeline(VanillaPipeline):
         self.model.ids = self.store.ids
         for name, optimizer in self.shared_optimizers.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+
+    def get_average_image_metrics(  # type: ignore[override]
+        self,
+        data_loader: evaluation.Views,
+        image_prefix: str,
+        step: int | None = None,
+        output_path: Path | None = None,
+        get_std: bool = False,
+    ) -> dict[str, float]:
+        """Metrics of ``ns-eval`` and of evaluations while training, averaged over photos."""
+        self.eval()
+        rows = evaluation.evaluate(self.model, data_loader, output_path, image_prefix)
+        self.train()
+        return evaluation.averages(rows, get_std)
 
     def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:
         return self.model.get_param_groups()

@@ -170,6 +170,21 @@ def photos_smaller_than_the_window_of_ssim(scene):
     return (*FULL_SIZE, *scene.nerfstudio())
 
 
+@trains(says=r"SSIM \d")
+def held_out_photos_of_which_one_is_tiny(scene):
+    """It has no SSIM; the others have."""
+    last = scene.nerfstudio(w=None, h=None, cx=None, cy=None)
+
+    def edit(content):
+        for number, frame in enumerate(content["frames"]):
+            width, height = (9, 7) if number == 2 else (scene.width, scene.height)
+            noise(number, width, height).save(scene.photo(number))
+            frame |= {"w": width, "h": height, "cx": width / 2, "cy": height / 2}
+
+    scene.change(edit)
+    return last
+
+
 @trains(width=1, height=1, focal=1.0)
 def photos_of_one_pixel(scene):
     return (*FULL_SIZE, *scene.nerfstudio())
