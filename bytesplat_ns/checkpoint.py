@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 VERSION = 1
+_START = "To start a new run from the Gaussians of splatfacto's checkpoint, give it to --pipeline.model.init-from."
 _NAME = re.compile(r"step-(\d{9})\.ckpt$")
 _ASIDE = "unfinished-000000000.part"
 """What is being written. Nerfstudio's tools read a step out of the name of every file in the folder and take the
@@ -56,12 +57,14 @@ def read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+        # Without torch's advice to load it in the unsafe way, which other methods' numpy scalars provoke.
+        found = str(error).splitlines()[0].split(". ")[0]
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of bytesplat ({found}). {_START}") from error
     section = state.get("bytesplat") if isinstance(state, dict) else None
     if section is None:
         raise CheckpointError(
             f"{path} is not a bytesplat checkpoint (no 'bytesplat' section): training can be resumed only from this "
-            "method's own checkpoints."
+            f"method's own checkpoints. {_START}"
         )
     if section["version"] != VERSION:
         raise CheckpointError(f"{path} has checkpoint version {section['version']}, this program reads {VERSION}.")
