@@ -58,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # Without torch's advice to load it in the unsafe way, which other methods' numpy scalars provoke.
-        found = str(error).splitlines()[0].split(". ")[0]
+        found = f"{type(error).__name__}: {str(error).splitlines()[0].split('. ')[0]}" if str(error) else repr(error)
         raise CheckpointError(f"{path} cannot be read as a checkpoint of bytesplat ({found}). {_START}") from error
     section = state.get("bytesplat") if isinstance(state, dict) else None
     if section is None:

@@ -72,6 +72,8 @@ def test_wheel_is_complete(checkout: Path, compiler: Path, tmp_path: Path) -> No
     assert files(installed, "*.py") == files(PACKAGE, "*.py")
     assert files(installed / "csrc", "*.*") == files(ROOT / "csrc", "*.h", "*.cpp", "*.cu")
     assert {"ops/_cpu_base.so"} <= files(installed, "*.so")
+    (commands,) = (tmp_path / "site").glob("*.dist-info/entry_points.txt")
+    assert "bytesplat-export = bytesplat_ns.export.command:main" in commands.read_text()
     assert kernel_sources(installed) == installed / "csrc"
 
 
