@@ -104,7 +104,8 @@ def read_checkpoint(path: Path) -> Splats:
     except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
         unsafe = re.search(r"GLOBAL (\S+)", str(error))
         found = f"it wants to run {unsafe[1]}" if unsafe else "it is damaged, or was not written by torch.save"
-        raise SplatError(f"{path} cannot be read as a checkpoint: {found}.") from error
+        # Without torch's error, which advises to load such a file in the unsafe way.
+        raise SplatError(f"{path} cannot be read as a checkpoint: {found}.") from None
     pipeline = state.get("pipeline") if isinstance(state, dict) else None
     if not isinstance(pipeline, dict):
         raise SplatError(f"{path} is not a nerfstudio checkpoint: it has no section 'pipeline'.")
