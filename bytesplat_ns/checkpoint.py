@@ -59,7 +59,7 @@ def read(path: Path) -> dict[str, Any]:
     except Exception as error:
         # Without torch's advice to load it in the unsafe way, which other methods' numpy scalars provoke.
         found = f"{type(error).__name__}: {str(error).splitlines()[0].split('. ')[0]}" if str(error) else repr(error)
-        raise CheckpointError(f"{path} cannot be read as a checkpoint of bytesplat ({found}). {_START}") from error
+        raise CheckpointError(f"{path} cannot be read as a checkpoint of bytesplat ({found}). {_START}") from None
     section = state.get("bytesplat") if isinstance(state, dict) else None
     if section is None:
         raise CheckpointError(

@@ -75,8 +75,8 @@ class ByteSplatTrainer(Trainer):
             return
         state = checkpoint.read(path)
         self.pipeline.load_training_state(state)
-        self._start_step = state["step"] + 1
         seen, total = self.pipeline.model.images_seen, self.config.max_num_iterations
+        self._start_step = state["step"] + 1 if seen else 0  # it may be of a run of no steps
         if seen >= total:
             raise CheckpointError(f"{path} has seen {seen} of {total} images. To train on, raise --max-num-iterations.")
         CONSOLE.log(f"Resuming from {path}: {seen:,} images seen, {self.pipeline.model.num_points:,} Gaussians.")
