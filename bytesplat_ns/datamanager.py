@@ -187,6 +187,9 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
     def _correct(self, outputs: DataparserOutputs) -> None:
         if self._source is not None:
             parsing.correct(outputs, self._source)
+        metadata = outputs.cameras.metadata or {}
+        if "fisheye_crop_radius" in metadata:  # pixels of the photos before any were reduced
+            metadata["fisheye_crop_radius"] /= getattr(self.dataparser, "downscale_factor", None) or 1
 
     def sample_train_cameras(self) -> list[int]:
         """The first epoch's order; the stock constructor keeps such a list, which nothing here reads."""

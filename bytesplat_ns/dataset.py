@@ -35,6 +35,7 @@ class PinholeDataset(InputDataset):
         self.metadata["dataparser"] = dataparser_outputs.dataparser_transform, dataparser_outputs.dataparser_scale
         files = dataparser_outputs.cameras  # before scaling
         self._file_sizes = list(zip(files.width.flatten().tolist(), files.height.flatten().tolist(), strict=True))
+        self._circle = _image_circle(files)
         self.lenses = _lenses(self.cameras, self.image_filenames)
         if not all(lens.is_pinhole for lens in self.lenses):
             self.cameras = _pinhole_cameras(self.cameras, [pinhole(lens) for lens in self.lenses])
@@ -47,8 +48,8 @@ class PinholeDataset(InputDataset):
             check_mask_size(mask, size)
         if self._dataparser_outputs.alpha_color is not None:
             channels = 3
-        camera = pinhole(self.lenses[index])
-        return camera.width * camera.height * (channels + (mask is not None))
+        camera, masked = pinhole(self.lenses[index]), mask is not None or self._circle is not None
+        return camera.width * camera.height * (channels + masked)
 
     def photo(self, index: int) -> Photo:
         """Decodes and undistorts a photo and its mask.
@@ -61,13 +62,15 @@ class PinholeDataset(InputDataset):
         mask = None if mask_path is None else decode_mask(mask_path, size)
         if mask is not None and self.mask_color:
             image[mask == 0, :3] = np.round(255 * np.asarray(self.mask_color))
+        if self._circle is not None:
+            mask = self._inside_circle(index) if mask is None else mask & self._inside_circle(index)
         if self.scale_factor != 1.0:
             image = resize(image, self.scale_factor)
             mask = None if mask is None else (resize(mask * 255, self.scale_factor) == 255).astype(np.uint8)
         image, mask = undistort(self.lenses[index], image, mask)
         if mask is not None and not mask.any():
             raise PhotoError(
-                f"The mask {mask_path} keeps no pixel of {path} (nonzero pixels are kept). "
+                f"The mask {mask_path or 'by fisheye_crop_radius'} keeps no pixel of {path} (nonzero pixels are kept). "
                 f"Invert the mask, or remove the frame from the data set."
             )
         colour = self._dataparser_outputs.alpha_color  # [3], 0 to 1
@@ -86,9 +89,24 @@ class PinholeDataset(InputDataset):
         """The photo as stock code wants it, decoded afresh."""
         return self.as_data(image_idx, self.photo(image_idx), image_type)
 
+    def _inside_circle(self, index: int) -> np.ndarray:
+        """[H, W] uint8 of the file: 1 where a circular fisheye photo shows something."""
+        assert self._circle is not None
+        (width, height), (centres, radius) = self._file_sizes[index], self._circle
+        x, y = np.arange(width) + 0.5 - centres[index][0], np.arange(height) + 0.5 - centres[index][1]
+        return (np.hypot(x, y[:, None]) < radius).astype(np.uint8)
+
     def _mask_filename(self, index: int) -> Path | None:
         masks = self._dataparser_outputs.mask_filenames
         return None if masks is None else masks[index]
+
+
+def _image_circle(cameras: Cameras) -> tuple[list[list[float]], float] | None:
+    """Centres [N][2] and radius, in pixels, of what fisheye photos show, where a data set says so."""
+    radius = (cameras.metadata or {}).get("fisheye_crop_radius")
+    if radius is None:
+        return None
+    return torch.cat([cameras.cx, cameras.cy], dim=-1).tolist(), float(radius)
 
 
 def _lenses(cameras: Cameras, files: list[Path]) -> list[Lens]:

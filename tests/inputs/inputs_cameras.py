@@ -20,6 +20,16 @@ def fisheye_photos(scene):
 
 
 @trains()
+def circular_fisheye_photos(scene):
+    return scene.nerfstudio(camera_model="OPENCV_FISHEYE", fisheye_crop_radius=20.0)
+
+
+@stops("PhotoError", r"The mask by fisheye_crop_radius keeps no pixel of .*photo_0\d\.png")
+def circular_fisheye_photos_that_show_nothing(scene):
+    return scene.nerfstudio(camera_model="OPENCV_FISHEYE", fisheye_crop_radius=0.0)
+
+
+@trains()
 def colmap_fisheye_photos(scene):
     return scene.colmap(model="OPENCV_FISHEYE", parameters=(0.02, 0.001, 0.0, 0.0))
 

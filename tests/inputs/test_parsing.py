@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import tyro
 from entry import words
+from PIL import Image
 from scene import Scene
 
 UTM = (412_345.6, 5_678_901.2, 312.5)
@@ -59,3 +62,23 @@ def test_instant_ngps_second_focal_length_is_used(tmp_path):
     data = manager(scene, *scene.instant_ngp(fl_y=44.0))
     for dataset in (data.train_dataset, data.eval_dataset):
         assert (dataset.cameras.fx == scene.focal).all() and (dataset.cameras.fy == 44.0).all()
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_what_a_circular_fisheye_does_not_show_is_masked(tmp_path, factor):
+    """Photos are black outside of the circle; where the mask keeps a pixel, there is no black."""
+    scene = Scene(tmp_path, count=2, width=80, height=80, focal=60.0)
+    last = scene.nerfstudio(camera_model="OPENCV_FISHEYE", fisheye_crop_radius=34.0)
+    folder = tmp_path / ("images" if factor == 1 else f"images_{factor}")
+    folder.mkdir(exist_ok=True)
+    side = 80 // factor
+    x = np.arange(side) + 0.5 - side / 2
+    photo = np.where(np.hypot(x, x[:, None]) < 34.0 / factor, 255, 0).astype(np.uint8)
+    for number in range(2):
+        Image.fromarray(photo).save(folder / scene.photo(number).name)
+    dataset = manager(scene, *last, "--downscale-factor", str(factor)).train_dataset
+    seen = dataset.photo(0)
+    share = math.pi / 4 * (math.tan(34 / 60) / math.tan(40 / 60)) ** 2  # the photo's edge is at 40 / 60 radians
+    assert float(seen.mask.float().mean()) == pytest.approx(share, abs=0.04), "less the pixels on the circle"
+    assert seen.image[seen.mask == 1].min() == 255 and not seen.image[0, 0].any()
+    assert seen.nbytes == dataset.nbytes(0)
