@@ -170,3 +170,11 @@ def colmap_with_photos_to_be_reduced(scene):
 @trains(width=1604, height=16)
 def colmap_with_large_photos(scene):
     return (*scene.colmap(), "--downscale-factor", "1")
+
+
+@stops("DataError", r"No image files found.*Correct the data set")
+def instant_ngp_without_any_photo(scene):
+    last = scene.instant_ngp()
+    for number in range(scene.count):
+        scene.photo(number).unlink()
+    return last

@@ -122,6 +122,14 @@ def truncated_photo(scene):
     return last
 
 
+@stops("PhotoError", r"Cannot read .*photo_0\d\.png.*truncated", width=200)
+def truncated_photos_that_are_decoded_at_each_use(scene):
+    last = scene.nerfstudio()
+    for number in range(scene.count):
+        scene.photo(number).write_bytes(scene.photo(number).read_bytes()[:-2000])
+    return ("--pipeline.datamanager.image-cache-gib", "0", *last)
+
+
 @stops("PhotoError", r"Cannot read .*photo_02\.png.*truncated", width=200)
 def truncated_held_out_photo(scene):
     last = scene.nerfstudio()

@@ -12,6 +12,7 @@ from entry import words
 from PIL import Image
 from scene import Scene
 
+HERE = (0.0, 0.0, 0.0)
 UTM = (412_345.6, 5_678_901.2, 312.5)
 """Metres."""
 
@@ -33,7 +34,7 @@ def test_far_scenes_keep_their_shape(tmp_path, form, method):
     Tolerance: positions of about 1 in float32, scaled by a factor that float32 far from the origin gets 10 % wrong.
     """
     shapes = []
-    for name, offset in {"near": (0.0, 0.0, 0.0), "far": UTM}.items():
+    for name, offset in {"near": HERE, "far": UTM}.items():
         scene = Scene(tmp_path / name, offset=offset)
         last = getattr(scene, form)("--orientation-method", method, "--eval-mode", "interval", "--eval-interval", "2")
         data = manager(scene, *last)
@@ -46,6 +47,39 @@ def test_far_scenes_keep_their_shape(tmp_path, form, method):
     torch.testing.assert_close(near, far, rtol=0, atol=1e-5)
     for a, b in zip(near_poses, far_poses, strict=True):
         torch.testing.assert_close(a[..., :3], b[..., :3], rtol=0, atol=1e-5)
+
+
+def seen_at(poses: np.ndarray, focal: np.ndarray, centre: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """[V, P, 2] pixels at which cameras [V, 4, 4] (OpenGL), [V, 2], [V, 2] see points [P, 3]."""
+    rays = np.einsum("vji,vpj->vpi", poses[:, :3, :3], points - poses[:, None, :3, 3])
+    return focal[:, None] * rays[..., :2] * [1, -1] / -rays[..., 2:] + centre[:, None]
+
+
+@pytest.mark.parametrize(
+    "form, offset",
+    [("nerfstudio", HERE), ("nerfstudio", UTM), ("colmap", HERE), ("colmap", UTM), ("blender", HERE)],
+    ids=["nerfstudio", "nerfstudio far", "colmap", "colmap far", "blender"],
+)
+def test_cameras_see_points_where_the_data_set_has_them(tmp_path, form, offset):
+    """Tolerance: a 100th of a pixel; poses and points pass through float32 once."""
+    scene = Scene(tmp_path, offset=offset)
+    options = ("--ply-path", "cloud.ply") if form == "blender" else ()
+    data = manager(scene, *getattr(scene, form)(*options))
+    cameras = data.train_dataset.cameras
+    chosen = scene.poses[1:] if form == "blender" else scene.poses[1::2]
+    focal, centre = (
+        np.full((len(chosen), 2), scene.focal),
+        np.tile([scene.width / 2, scene.height / 2], (len(chosen), 1)),
+    )
+    expected = seen_at(chosen, focal, centre, scene.points)
+    found = seen_at(
+        cameras.camera_to_worlds.double().numpy(),
+        torch.cat([cameras.fx, cameras.fy], dim=1).double().numpy(),
+        torch.cat([cameras.cx, cameras.cy], dim=1).double().numpy(),
+        data.train_dataset.metadata["points3D_xyz"].double().numpy(),
+    )
+    assert np.ptp(expected, axis=(0, 1)).min() > 20
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
 
 
 def test_the_reported_transform_leads_back_to_the_world(tmp_path):
