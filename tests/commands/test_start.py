@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,6 +73,18 @@ def with_output(config: str, folder: Path) -> str:
     return yaml.dump(loaded)
 
 
+def test_the_original_frame_is_that_of_the_capture(capture, tmp_path):
+    """A run of no steps has one Gaussian a point; its export must lie where the point cloud of the capture does."""
+    run = train(capture, tmp_path, steps=0)
+    training = ply.read_vertices(written(run, tmp_path / "training.ply"))
+    original = ply.read_vertices(written(run, tmp_path / "original.ply", "--frame", "original"))
+    points = ply.read_vertices(capture / json.loads((capture / "transforms.json").read_text())["ply_file_path"])
+    extent = np.ptp(points["x"])
+    for axis in "xyz":
+        np.testing.assert_allclose(original[axis], points[axis], rtol=0, atol=1e-5 * extent)
+    assert np.abs(training["x"] - points["x"]).max() > 0.1 * extent, "training moves the capture"
+
+
 # In -----------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +124,13 @@ def test_training_goes_on_from_a_checkpoint(trained, capture, tmp_path, capsys):
     )
     assert "Going on from a checkpoint" in said(capsys)
     assert resumed.checkpoint(24)["pipeline"]["_model._extra_state"]["initial_sh_degree"] == 3
+
+
+def test_a_run_of_no_steps_can_be_trained_later(original, capture, tmp_path):
+    start = train(capture, tmp_path / "start", INIT, str(original), FRAME, "original", steps=0)
+    run = train(capture, tmp_path, "--load-dir", str(start.models), steps=5)
+    assert [line["step"] for line in run.metrics() if "loss" in line] == [1, 2, 3, 4, 5]
+    assert run.checkpoint(4)["pipeline"]["_model._extra_state"]["images_seen"] == 5
 
 
 def test_the_cap_holds(original, capture, tmp_path, capsys):
