@@ -59,7 +59,7 @@ def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool)
         bits -= 1
     if farthest * 2**bits > _LIMIT:
         raise SpzError(
-            f"{path}: a Gaussian lies {farthest:.3g} from the origin, SPZ holds coordinates up to {_LIMIT:,}. "
+            f"A Gaussian lies {farthest:.3g} from the origin, SPZ holds coordinates up to {_LIMIT:,}. "
             "Export in the training frame, crop, or write a .ply."
         )
     parts = [np.empty((n, width), np.uint8) for width in _widths(3, bases)]

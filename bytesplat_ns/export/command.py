@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -84,17 +86,31 @@ class Export:
         found.keep(kept)
 
         parameters = found.parameters if move.is_identity() else move.apply(found.parameters)
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        if self.output.suffix.lower() == ".spz":
-            spz.write(self.output, parameters, run.antialiased)
-        else:
-            rgb = self.ply_color_mode == "rgb"
-            ply.write_gaussians(self.output, parameters, rgb, comments=[f"frame: {self.frame}"])
+        self._write(parameters, run.antialiased)
         size = self.output.stat().st_size / 1e6
         return (
             f"{self.output}: {len(found):,} of {total:,} Gaussians, SH degree {found.sh_degree}, {self.frame} frame, "
             f"{size:,.1f} MB, in {time.monotonic() - begin:.1f} s. {_left_out(usable, faint, cropped)}"
         ).rstrip()
+
+    def _write(self, parameters: dict[str, Tensor], antialiased: bool) -> None:
+        """Writes the file aside and renames it: a full disk leaves what was there before."""
+        aside = self.output.with_name(self.output.name + ".part")
+        try:
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            if self.output.suffix.lower() == ".spz":
+                spz.write(aside, parameters, antialiased)
+            else:
+                rgb = self.ply_color_mode == "rgb"
+                ply.write_gaussians(aside, parameters, rgb, comments=[f"frame: {self.frame}"])
+            os.replace(aside, self.output)
+        except OSError as error:
+            raise ExportError(
+                f"--output {self.output} could not be written: {error}. Free some space, or choose another place."
+            ) from error
+        finally:
+            with suppress(OSError):
+                aside.unlink()
 
 
 def within_box(points: Tensor, center: Triple, rotation: Triple, sides: Triple) -> Tensor:
@@ -123,5 +139,3 @@ def main(arguments: list[str] | None = None) -> None:
         print(tyro.cli(Export, args=arguments, description=Export.__doc__).main())
     except (ExportError, RunConfigError, CheckpointError, SplatError, FrameError, spz.SpzError) as error:
         sys.exit(f"bytesplat-export: {error}")
-    except OSError as error:
-        sys.exit(f"bytesplat-export: cannot write: {error}")

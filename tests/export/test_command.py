@@ -162,3 +162,24 @@ def test_errors_say_what_to_do(tmp_path, monkeypatch, capsys, options, message):
     said = f"{error.value.code} {capsys.readouterr().err}".replace("│", " ")
     assert re.search(message, " ".join(said.split())), said
     assert not Path("a.ply").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    config, output = run(tmp_path / "run", visible(10, 1)), tmp_path / "a.ply"
+    before = export(config, output)
+
+    def fill(path, *_, **__):
+        Path(path).write_bytes(b"ply")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bytesplat_ns.export.command.ply.write_gaussians", fill)
+    with pytest.raises(SystemExit, match=r"a\.ply could not be written: .*No space left.*Free some space"):
+        export(config, output)
+    assert torch.equal(splats.read(output).parameters["means"], before["means"])
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.ply"]
+
+
+def test_a_place_that_cannot_be(tmp_path):
+    config = run(tmp_path / "run", visible(10, 1))
+    with pytest.raises(SystemExit, match=r"config\.yml/a\.ply could not be written"):
+        export(config, config / "a.ply")
