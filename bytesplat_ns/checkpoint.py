@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,23 @@ def latest(folder: Path) -> Path | None:
     """The latest checkpoint in a folder, None if there is none."""
     steps = _steps(folder) if folder.is_dir() else []
     return path_for(folder, steps[-1]) if steps else None
+
+
+def how_to_resume(folder: Path, command: str, given: Sequence[str]) -> str:
+    """What to do to go on from the latest checkpoint in ``folder``.
+
+    Args:
+        command: what the user's command line begins with. Options come right after it, ahead of a data parser's.
+        given: options among those of the last time that the new one replaces.
+    """
+    path = latest(folder)
+    if path is None:
+        return "There is no checkpoint to go on from: start again with the same command."
+    instead = f", in place of {', '.join(given)}" if given else ""
+    return (
+        f"To go on from {path.name}, give the same command with this right after '{command}'{instead}:\n"
+        f"--load-dir {shlex.quote(str(folder.absolute()))}"
+    )
 
 
 def _steps(folder: Path) -> list[int]:

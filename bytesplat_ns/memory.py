@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -14,7 +15,6 @@ from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH_WITH_STATISTICS
 from bytesplat_ns.photo_cache import GIB, MIB
 
 if TYPE_CHECKING:
-    from bytesplat_ns.model import ByteSplatModel
     from bytesplat_ns.pipeline import ByteSplatPipeline
 
 RECORD_BYTES = 4 * RECORD_WIDTH + 3 * 4 + 8
@@ -61,9 +61,27 @@ class Need:
 def free_bytes(device: torch.device) -> int:
     """What this process can still have on a device; host memory for the CPU."""
     if device.type != "cuda":
-        return psutil.virtual_memory().available
+        return min([psutil.virtual_memory().available, *limits_of_control_groups()])
     held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + held
+
+
+def limits_of_control_groups(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> list[int]:
+    """Bytes left under each memory limit that a scheduler or a container has set for this process (cgroup v2)."""
+    lines = groups.read_text().splitlines() if groups.exists() else []
+    group = next((root / line[len("0::/") :] for line in lines if line.startswith("0::/")), root)
+    left = []
+    while group.is_relative_to(root):
+        limit = group / "memory.max"
+        if limit.exists() and (most := limit.read_text().strip()) != "max":
+            counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Files that were read count too, but give way.
+            used = int((group / "memory.current").read_text()) - int(counters["inactive_file"])
+            left.append(max(int(most) - used, 0))
+        group = group.parent
+    return left
 
 
 def preflight(pipeline: ByteSplatPipeline) -> tuple[str, bool]:
@@ -105,13 +123,11 @@ class OutOfMemory(SystemExit):
     """Ends the command with a message instead of a stack trace (exit code 1)."""
 
     @staticmethod
-    def explain(error: BaseException, model: ByteSplatModel, outcome: str) -> OutOfMemory:
-        """``outcome``: what is saved and how to go on."""
-        present, at_most = model.num_points, model.config.max_gaussians
+    def explain(error: BaseException, moment: str, outcome: str) -> OutOfMemory:
+        """``moment``: when it happened; ``outcome``: what is saved and how to go on."""
         return OutOfMemory(
-            f"Out of memory with {present:,} Gaussians: {str(error).strip() or type(error).__name__}\n"
-            f"What helps: lower --pipeline.model.max-gaussians (now {at_most}) to less than {present}, or {_ADVICE}.\n"
-            f"{outcome}"
+            f"Out of memory {moment}: {str(error).strip() or type(error).__name__}\n"
+            f"What helps: lower --pipeline.model.max-gaussians, or {_ADVICE}.\n{outcome}"
         )
 
 

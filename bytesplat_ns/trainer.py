@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -53,7 +54,14 @@ class ByteSplatTrainer(Trainer):
         if model.init_from is not None and (self.config.load_dir or self.config.load_checkpoint):
             CONSOLE.log(f"Going on from a checkpoint: --pipeline.model.init-from {model.init_from} is not read.")
             model.forget_start()
-        super().setup(test_mode)
+        try:
+            super().setup(test_mode)
+        except KeyboardInterrupt:  # nerfstudio would print a stack trace and report success
+            raise SystemExit(128 + signal.SIGINT) from None
+        except (MemoryError, RuntimeError) as error:
+            if not memory.exhausted(error):
+                raise
+            raise OutOfMemory.explain(error, "while data and model were loaded", "Nothing was trained.") from None
         remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
         self.total_steps = self._start_step + remaining
         for line in self.pipeline.describe_run():
@@ -90,18 +98,8 @@ class ByteSplatTrainer(Trainer):
             SystemExit: stopped early by SIGINT or SIGTERM (``interrupt.py`` says with which code), or out of memory.
             CheckpointError: the last checkpoint cannot be written.
         """
-        self.base_dir.mkdir(parents=True, exist_ok=True)
-        self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
-            self.base_dir / "dataparser_transforms.json"
-        )
-        self._init_viewer_state()
-        self.stop_training = False
-        path = self.base_dir / "metrics.jsonl"
-        self.progress = Progress(path, self.total_steps, self._start_step)
-        self._steps_done = self._steps_saved = self._start_step
-        self._logged = time.monotonic(), self._start_step
-        self._adam_steps = self.pipeline.optimizer.steps
         with Interrupt() as self.interrupt:
+            self._begin()
             try:
                 self._run_steps()
                 self._after_train()
@@ -113,6 +111,18 @@ class ByteSplatTrainer(Trainer):
                 raise self._out_of_memory(error) from None
             finally:
                 self.progress.close()
+
+    def _begin(self) -> None:
+        self.base_dir.mkdir(parents=True, exist_ok=True)
+        self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
+            self.base_dir / "dataparser_transforms.json"
+        )
+        self._init_viewer_state()
+        self.stop_training = False
+        self._steps_done = self._steps_saved = self._start_step
+        self._adam_steps = self.pipeline.optimizer.steps  # after those
+        self._logged = time.monotonic(), self._start_step
+        self.progress = Progress(self.base_dir / "metrics.jsonl", self.total_steps, self._start_step)
 
     def _run_steps(self) -> None:
         with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
@@ -219,30 +229,22 @@ class ByteSplatTrainer(Trainer):
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Saves the last whole state, if the step that failed had not begun to change it."""
         traceback.clear_frames(error.__traceback__)  # lets go of what that step had allocated
+        model, outcome = self.pipeline.model, ""
         if self.pipeline.optimizer.steps == self._adam_steps:
             try:
                 self._save_last()
             except CheckpointError as failure:
-                return OutOfMemory.explain(error, self.pipeline.model, str(failure))
-        return OutOfMemory.explain(error, self.pipeline.model, self._how_to_resume())
+                outcome = str(failure)
+        moment = f"with {model.num_points:,} Gaussians (at most {model.config.max_gaussians:,})"
+        return OutOfMemory.explain(error, moment, outcome or self._how_to_resume())
 
     def _load_config(self) -> str:
         return f"--load-config {shlex.quote(str(self.base_dir / 'config.yml'))}"
 
     def _how_to_resume(self) -> str:
-        path = checkpoint.latest(self.checkpoint_dir)
-        if path is None:
-            return "There is nothing to resume from: start again with the same command."
-        given = [
-            f"--{name.replace('_', '-')}"
-            for name in ("load_dir", "load_step", "load_checkpoint")
-            if getattr(self.config, name) is not None
-        ]
-        instead = f" (in place of {', '.join(given)})" if given else ""
-        return (
-            f"To go on from {path.name}, give the same command with, right after 'ns-train {self.config.method_name}'"
-            f"{instead}:\n--load-dir {shlex.quote(str(path.parent.absolute()))}"
-        )
+        loads = {"--load-dir": "load_dir", "--load-step": "load_step", "--load-checkpoint": "load_checkpoint"}
+        given = [option for option, name in loads.items() if getattr(self.config, name) is not None]
+        return checkpoint.how_to_resume(self.checkpoint_dir, f"ns-train {self.config.method_name}", given)
 
     # Checkpoints -------------------------------------------------------------------------------------------------
 

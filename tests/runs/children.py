@@ -13,6 +13,7 @@ import sklearn.utils  # noqa: F401  half of the import of open3d, which starts t
 import torch
 from nerfstudio.scripts import train
 
+from bytesplat_ns import initialization
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.pipeline import ByteSplatPipeline
 
@@ -21,6 +22,12 @@ def ns_train(*words: str) -> None:
     """The command as it is."""
     sys.argv = ["ns-train", *words]
     train.entrypoint()
+
+
+def loading_hangs(*words: str) -> None:
+    """Making the model takes an hour."""
+    initialization.neighbour_distance = lambda points: (print("loading"), time.sleep(3600))
+    ns_train(*words)
 
 
 def evaluation_hangs(*words: str) -> None:
@@ -54,7 +61,11 @@ def files_limited(first: int, last: int, size: int, *words: str) -> None:
 
 def allocation_fails(stage: str, at: int, *words: str) -> None:
     """There is no memory for more in one stage of the round after ``at`` rounds."""
-    where = {"rasterize": (ByteSplatPipeline, "_loss"), "edit": (GaussianStore, "edit")}[stage]
+    where = {
+        "neighbours": (initialization, "neighbour_distance"),
+        "loss": (ByteSplatPipeline, "_loss"),
+        "edit": (GaussianStore, "edit"),
+    }[stage]
     stock, done = getattr(*where), [0]
     _before_each_round(lambda n: done.__setitem__(0, n))
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fork_server import Child, ForkServer
-from training import Run
+from training import Run, wait_until
 
 KILLS = 20
 
@@ -25,10 +25,7 @@ def files(run: Run) -> set[str]:
 
 def wait_for_file(run: Run, suffix: str, others_than: set[str]) -> None:
     """Returns, as soon as can be, when there is another file with this suffix."""
-    deadline = time.monotonic() + 60
-    while not any(name.endswith(suffix) for name in files(run) - others_than):
-        assert time.monotonic() < deadline, f"no new {suffix} within a minute"
-        time.sleep(0.0005)  # writing takes some milliseconds
+    wait_until(lambda: any(name.endswith(suffix) for name in files(run) - others_than), f"new {suffix}")
 
 
 def kill_sometime(how: int, run: Run, child: Child, chance: random.Random) -> None:

@@ -44,6 +44,18 @@ def test_what_fits_is_told_and_what_does_not_is_warned_of():
     assert bad and "lower --pipeline.model.max-gaussians to 3221225" in line
 
 
+def test_limits_of_containers_and_schedulers_count(tmp_path):
+    (tmp_path / "self").write_text("0::/system/job\n")
+    root = tmp_path / "root"
+    for group, most, used, files in (("", "max", 900, 0), ("system", "1000", 800, 300), ("system/job", "700", 650, 0)):
+        (root / group).mkdir(exist_ok=True)
+        (root / group / "memory.max").write_text(f"{most}\n")
+        (root / group / "memory.current").write_text(f"{used}\n")
+        (root / group / "memory.stat").write_text(f"anon 1\ninactive_file {files}\n")
+    assert memory.limits_of_control_groups(tmp_path / "self", root) == [50, 500]
+    assert memory.limits_of_control_groups(tmp_path / "none", tmp_path / "none") == []
+
+
 def peak(server, run, tmp_path, count: int) -> int:
     """Resident bytes at the fullest moment of training with this many Gaussians; and none of them goes or comes."""
     report = tmp_path / f"{count}.json"
@@ -54,9 +66,8 @@ def peak(server, run, tmp_path, count: int) -> int:
         "--pipeline.model.random-scale": 2,
         "--pipeline.model.cull-alpha-thresh": 0.001,
         "--steps-per-save": 1000,
-        "--vis": "viewer",
     }
-    words = run.words(*(word for option in options.items() for word in option), steps=12)
+    words = run.words(*(word for option in options.items() for word in option), steps=24)
     child = server.start("measured", report, *words)
     assert child.end(120) == 0, child.output
     assert f"{count:,} Gaussians (at most {count:,})" in " ".join(child.output.split())
@@ -67,17 +78,16 @@ def test_the_estimate_is_near_what_a_run_takes(server, run, tmp_path):
     few, many = 20_000, 220_000
     measured = (peak(server, run, tmp_path, many) - peak(server, run, tmp_path, few)) / (many - few)
     need = Need.of(store(1), views=1, pixels=64 * 48)
-    print(measured, need)
     # Pairs differ by scene and resolution, densification comes and goes, and the allocator rounds up.
     assert measured / 1.5 < need.state + need.step < measured * 1.5
 
 
 def test_no_memory_in_a_step_saves_what_was_there_before_it(server, run):
-    child = server.start("allocation_fails", "rasterize", 6, *run.words(steps=50))
+    child = server.start("allocation_fails", "loss", 6, *run.words(steps=50))
     assert child.end() == 1
     assert run.steps() == [5]
     assert "Traceback" not in child.output
-    for words in ("Out of memory with", "can't allocate memory", "max-gaussians (now 1500) to less than", "--load-dir"):
+    for words in ("Out of memory with", "can't allocate memory", "lower --pipeline.model.max-gaussians", "--load-dir"):
         assert words in child.output
     words = run.words(steps=8)
     resumed = server.start("ns_train", words[0], "--load-dir", run.models, *words[1:])
@@ -90,6 +100,13 @@ def test_no_memory_for_growth_leaves_the_last_checkpoint(server, run):
     assert "Traceback" not in child.output
     assert len(run.steps()) == 1 and run.steps()[0] % 4 == 0
     assert f"To go on from step-{run.steps()[0]:09d}.ckpt" in child.output
+
+
+def test_no_memory_for_the_model_is_told_before_a_step(server, run):
+    child = server.start("allocation_fails", "neighbours", 0, *run.words(steps=5))
+    assert child.end() == 1, child.output
+    assert "Traceback" not in child.output
+    assert "Out of memory while data and model were loaded" in child.output
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from training import wait_until
 
 from bytesplat_ns.interrupt import Interrupt, Interrupted
 
@@ -45,10 +46,10 @@ def test_a_signal_while_training_saves_what_was_trained(number, code, server, ru
 def test_a_paused_run_ends_too(server, run):
     words = run.words("--vis", "viewer", "--viewer.websocket-port", free_port(), "--start-paused", "True", steps=50)
     child = server.start("ns_train", *words)
-    child.wait_for("Memory:")
+    wait_until((run.folder / "metrics.jsonl").exists, "readiness for the first step, when this file is made")
     child.signal(signal.SIGTERM)
     assert child.end() == 143, child.output
-    assert "Stopped after 0 of 50 steps. There is nothing to resume from" in child.output
+    assert "Stopped after 0 of 50 steps. There is no checkpoint to go on from" in child.output
     assert run.steps() == []
 
 
@@ -117,3 +118,11 @@ def test_a_thread_that_may_not_have_handlers_trains_without():
     thread.start()
     thread.join()
     assert seen == [(signal.getsignal(signal.SIGINT), None)]
+
+
+def test_interrupted_before_the_first_step(server, run):
+    child = server.start("loading_hangs", *run.words(steps=5))
+    child.wait_for("loading")
+    child.signal(signal.SIGINT)
+    assert child.end() == 130, child.output
+    assert "Traceback" not in child.output

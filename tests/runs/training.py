@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.0005)  # writing a checkpoint takes some milliseconds, and tests want to be there in time
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,10 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_report(self, seconds: float = 60) -> None:
+    def wait_for_report(self) -> None:
         """Returns once a step has been reported that was not before."""
-        before, deadline = len(self.metrics()), time.monotonic() + seconds
-        while len(self.metrics()) == before:
-            assert time.monotonic() < deadline, f"no step within {seconds} s"
-            time.sleep(0.005)
+        before = len(self.metrics())
+        wait_until(lambda: len(self.metrics()) > before, "step")
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints that are there; those that are not whole fail here."""

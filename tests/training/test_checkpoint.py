@@ -68,3 +68,12 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path):
     torch.save({"step": 1, "bytesplat": {"version": 999}}, path)
     with pytest.raises(CheckpointError, match="version 999"):
         checkpoint.read(path)
+
+
+def test_how_to_resume(tmp_path):
+    folder = tmp_path / "my models"
+    assert "no checkpoint" in checkpoint.how_to_resume(folder, "ns-train bytesplat", [])
+    checkpoint.write(checkpoint.path_for(folder, 7), state(7))
+    text = checkpoint.how_to_resume(folder, "ns-train bytesplat", ["--load-step"])
+    assert "step-000000007.ckpt" in text and "right after 'ns-train bytesplat', in place of --load-step" in text
+    assert text.splitlines()[-1] == f"--load-dir '{folder}'"
