@@ -84,12 +84,12 @@ def parse(*words: str) -> Any:
     return tyro.cli(AnnotatedBaseConfigUnion, args=list(words))
 
 
-def export(what: str, run: Run, output: Path) -> Path:
+def export(what: str, run: Run, output: Path, *options: str) -> Path:
     """``ns-export`` in this process; returns the folder ``output``."""
     import tyro
     from nerfstudio.scripts import exporter
 
-    words = "--load-config", run.config, "--output-dir", output
+    words = "--load-config", run.config, "--output-dir", output, *options
     tyro.cli(exporter.Commands, args=[what, *map(str, words)]).main()
     return output
 

@@ -38,10 +38,20 @@ def loaded(run: Run):
 # Out ----------------------------------------------------------------------------------------------------------------
 
 
-def test_both_exporters_write_the_same_gaussians(trained, tmp_path):
-    theirs = ply.read_vertices(export("gaussian-splat", trained, tmp_path) / "splat.ply")
-    ours = ply.read_vertices(written(trained, tmp_path / "ours.ply"))
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--ply-color-mode rgb",
+        "--obb-center 0.1 0 0.1 --obb-rotation 0.3 -0.2 1 --obb-scale 0.8 1 0.9",
+    ],
+)
+def test_both_exporters_write_the_same_gaussians(trained, tmp_path, options):
+    theirs = ply.read_vertices(export("gaussian-splat", trained, tmp_path, *options.split()) / "splat.ply")
+    ours = ply.read_vertices(written(trained, tmp_path / "ours.ply", *options.split()))
     assert list(ours) == list(theirs)
+    assert 0 < len(ours["x"]) < len(trained.checkpoint(STEPS - 1)["pipeline"]["_model.ids"]) or "obb" not in options
     for name, values in theirs.items():
         np.testing.assert_array_equal(ours[name], values)
 
