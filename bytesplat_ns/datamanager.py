@@ -156,11 +156,9 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         """
         if self.test_mode != "val":  # "test" and "inference" do not train
             return
-        for photos in (self.train_photos, self.eval_photos) if len(self.eval_dataset) else (self.train_photos,):
-            if photos.complete:
-                filling, count = photos.fill(), len(photos)
-                for _ in track(filling, description="Decoding photos", total=count, transient=True):
-                    pass
+        _fill(self.train_photos)
+        if len(self.eval_dataset):
+            _fill(self.eval_photos)  # whose budget is what the training photos left
 
     # Stock surface --------------------------------------------------------------------------------------------
 
@@ -250,6 +248,13 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
                 f"No evaluation photos in {self.get_datapath()}: the data parser found none for the split '{split}'. "
                 f"Check its eval mode, or {split}_filenames in transforms.json."
             )
+
+
+def _fill(photos: PhotoCache) -> None:
+    """Decodes photos if they all fit."""
+    if photos.complete:
+        for _ in track(photos.fill(), description="Decoding photos", total=len(photos), transient=True):
+            pass
 
 
 class _OnDemand(Sequence[T]):
