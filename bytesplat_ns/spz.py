@@ -53,15 +53,7 @@ def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool)
     """
     n, bases = parameters["features_rest"].shape[:2]
     degree = round((bases + 1) ** 0.5) - 1
-    farthest = float(parameters["means"].abs().max()) if n else 0.0
-    bits = 20
-    while bits and farthest * 2**bits > _LIMIT:
-        bits -= 1
-    if farthest * 2**bits > _LIMIT:
-        raise SpzError(
-            f"A Gaussian lies {farthest:.3g} from the origin, SPZ holds coordinates up to {_LIMIT:,}. "
-            "Export in the training frame, crop, or write a .ply."
-        )
+    bits = fractional_bits(parameters["means"])
     parts = [np.empty((n, width), np.uint8) for width in _widths(3, bases)]
 
     def encode(start: int) -> None:
@@ -76,6 +68,22 @@ def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool)
     with open(path, "wb") as file:
         for chunk in _gzip(header + b"".join(part.tobytes() for part in parts)):
             file.write(chunk)
+
+
+def fractional_bits(means: Tensor) -> int:
+    """How many bits after the point positions [N, 3] leave of the 24, at most 20.
+
+    Raises:
+        SpzError: a coordinate is beyond the format's range.
+    """
+    farthest = float(means.abs().max()) if len(means) else 0.0
+    for bits in range(20, -1, -1):
+        if farthest * 2**bits <= _LIMIT:
+            return bits
+    raise SpzError(
+        f"A Gaussian lies {farthest:.3g} from the origin, SPZ holds coordinates up to {_LIMIT:,}. "
+        "Export in the training frame, crop, or write a .ply."
+    )
 
 
 def read(path: str | Path) -> tuple[dict[str, Tensor], bool]:

@@ -91,7 +91,23 @@ class Export:
         return (
             f"{self.output}: {len(found):,} of {total:,} Gaussians, SH degree {found.sh_degree}, {self.frame} frame, "
             f"{size:,.1f} MB, in {time.monotonic() - begin:.1f} s. {_left_out(usable, faint, cropped)}"
+            f"{self._rounding(parameters)}"
         ).rstrip()
+
+    def _rounding(self, parameters: dict[str, Tensor]) -> str:
+        """A warning where the file's numbers are too coarse for the Gaussians, as far from the origin they may be."""
+        means = parameters["means"]
+        farthest, size = float(means.abs().max()), float(parameters["scales"].amax(dim=1).median().exp())
+        is_spz = self.output.suffix.lower() == ".spz"
+        rounding = 0.5 ** spz.fractional_bits(means) / 2 if is_spz else farthest * 2**-24
+        if rounding < 0.1 * size:
+            return ""
+        advice = "Crop away what is far, or" if is_spz else "In other programs,"
+        advice += " stay in the training frame and move the result by dataparser_transforms.json."
+        return (
+            f"\nWARNING: coordinates up to {farthest:,.4g} are rounded to {rounding:.2g} in this format, and most "
+            f"Gaussians are only {size:.2g} wide. {advice}"
+        )
 
     def _write(self, parameters: dict[str, Tensor], antialiased: bool) -> None:
         """Writes the file aside and renames it: a full disk leaves what was there before."""

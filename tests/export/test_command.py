@@ -129,6 +129,15 @@ def test_no_import_of_nerfstudio():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize(
+    "name, far, warned", [("a.ply", 4e6, True), ("a.ply", 1e3, False), ("a.spz", 4e5, True), ("a.spz", 1e3, False)]
+)
+def test_a_warning_where_numbers_are_too_coarse(tmp_path, capsys, name, far, warned):
+    config = run(tmp_path / "run", visible(20, 1), np.c_[np.eye(3), [-far, 0, 0]], 1.0)
+    export(config, tmp_path / name, "--frame", "original")
+    assert ("WARNING: coordinates up to" in capsys.readouterr().out) == warned
+
+
 # What goes wrong ------------------------------------------------------------------------------------------------------
 
 
