@@ -14,6 +14,10 @@ from bytesplat_ns.model import ByteSplatModelConfig
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
 
+SETTLING = 5
+"""Images that a Gaussian which has moved is given at least. In runs of 1,000 images on 22 photos, 5 instead of 22 was
+worth +0.5 dB on an indoor object and -0.2 dB on an aerial scene (means of three seeds)."""
+
 Options = TypeVar("Options", DensityOptions, MCMCOptions)
 
 
@@ -35,19 +39,21 @@ def density_control(
 def density_schedule(options: ByteSplatModelConfig, timeline: Timeline, photos: int) -> DensitySchedule:
     """Splatfacto's density schedule on this run's timeline.
 
-    A refinement judges Gaussians by the views since the last one, so however short the run, it waits until all photos
-    have been seen once (but no longer than splatfacto does). Sampling (MCMC) never resets opacities.
+    However short the run, a refinement waits for what it judges by (but no longer than splatfacto does): by gradient,
+    until all photos have been seen since the last one; sampling, until what has moved could find its place. Sampling
+    never resets opacities.
     """
-    every = timeline.images(options.refine_every, at_least=min(photos, options.refine_every))
+    sampling = options.strategy == "mcmc"
+    wait = SETTLING if sampling else photos
+    every = timeline.images(options.refine_every, at_least=min(wait, options.refine_every))
     pause = min(photos, timeline.images(REFERENCE_IMAGES // 10)) + every
-    resets = options.strategy == "default"
     reset_every = timeline.images(options.reset_alpha_every * options.refine_every, at_least=2 * pause)
     return DensitySchedule(
         start=timeline.images(options.warmup_length),
         stop=timeline.images(options.stop_split_at),
         every=every,
-        reset_every=reset_every if resets else None,
-        pause_after_reset=pause if resets else 0,
+        reset_every=None if sampling else reset_every,
+        pause_after_reset=0 if sampling else pause,
         stop_screen_size=timeline.images(options.stop_screen_size_at, at_least=0),
         total=timeline.total,
     )
