@@ -78,6 +78,12 @@ class Kernel:
         launch(blocks, threads, [convert(value) for convert, value in zip(self.parameters, arguments, strict=True)])
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 # From Python to a kernel's parameters ---------------------------------------------------------------------------------
 
 POINTERS = {

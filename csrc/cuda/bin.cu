@@ -91,7 +91,16 @@ template <class Visit> __device__ inline void for_each_row(Ellipse* ellipses, El
     __syncwarp();
 }
 
-// Number of tiles of each record; keys and histograms of the sort by depth. histograms: [4, DIGITS] zero.
+// Adds a block's counts of digits to those of all blocks. Blocks go through many records and call this once: the counters
+// are few, and additions to one of them stand in line.
+__device__ inline void add_histograms(const unsigned (*counts)[DIGITS], int places, unsigned long long* histograms) {
+    __syncthreads();
+    for (int place = 0; place < places; ++place)
+        if (const unsigned count = counts[place][threadIdx.x])
+            atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(count));
+}
+
+// Number of tiles of each record; keys and histograms of the sort by depth. histograms: [4, DIGITS] zero. Any number of blocks.
 extern "C" __global__ void __launch_bounds__(THREADS)
 count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             const int* __restrict__ record_view,  // [M]
@@ -103,40 +112,38 @@ count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             const long long* state) {
     if (step_state(state).halted) return;
     const long long records = step_state(state).records;
-    if (static_cast<long long>(blockIdx.x) * THREADS >= records) return;
     __shared__ Ellipse ellipses[WARPS][WARP];
     __shared__ int tiles[WARPS][WARP];
     __shared__ unsigned counts[4][DIGITS];
     for (int place = 0; place < 4; ++place) counts[place][threadIdx.x] = 0;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    tiles[warp][lane] = 0;
     __syncthreads();
 
-    const long long record = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
-    const bool exists = record < records;
-    const float* row = table + record * RECORD_STRIDE;
-    Ellipse ellipse = {};
-    if (exists) ellipse = ellipse_of(row, record_view[record], sizes);
-    for_each_row(ellipses[warp], ellipse, [&](int owner, int tile_row, bool within, int) {
-        int first, end;
-        span_of_row(ellipses[warp][owner], tile_row, sizes, first, end);
-        if (within && end > first) atomicAdd(&tiles[warp][owner], end - first);
-    });
-    if (exists) {
-        const unsigned key = __float_as_uint(row[DEPTH]);
-        tile_count[record] = tiles[warp][lane];
-        keys[record] = key;
-        values[record] = static_cast<unsigned>(record);
-        for (int place = 0; place < 4; ++place) atomicAdd(&counts[place][key >> 8 * place & (DIGITS - 1)], 1u);
+    for (long long first = blockIdx.x * THREADS; first < records; first += static_cast<long long>(gridDim.x) * THREADS) {
+        const long long record = first + threadIdx.x;
+        const bool exists = record < records;
+        const float* row = table + record * RECORD_STRIDE;
+        Ellipse ellipse = {};
+        if (exists) ellipse = ellipse_of(row, record_view[record], sizes);
+        tiles[warp][lane] = 0;
+        for_each_row(ellipses[warp], ellipse, [&](int owner, int tile_row, bool within, int) {
+            int begin, end;
+            span_of_row(ellipses[warp][owner], tile_row, sizes, begin, end);
+            if (within && end > begin) atomicAdd(&tiles[warp][owner], end - begin);
+        });
+        if (exists) {
+            const unsigned key = __float_as_uint(row[DEPTH]);
+            tile_count[record] = tiles[warp][lane];
+            keys[record] = key;
+            values[record] = static_cast<unsigned>(record);
+            for (int place = 0; place < 4; ++place) atomicAdd(&counts[place][key >> 8 * place & (DIGITS - 1)], 1u);
+        }
     }
-    __syncthreads();
-    for (int place = 0; place < 4; ++place)
-        if (counts[place][threadIdx.x])
-            atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(counts[place][threadIdx.x]));
+    add_histograms(counts, 4, histograms);
 }
 
 // Where the pairs of a span of tiles go.
-struct Span {
+struct __align__(16) Span {
     int before;      // pairs of the spans ahead of it that the warp looks at together
     int tile;        // of its first pair
     unsigned place;  // of its first pair
@@ -144,7 +151,7 @@ struct Span {
 };
 
 // The (tile, record) pairs in the order of depth, and the histograms of the sort by tile, whose number has `places` digits
-// of 8 bits, at most 4.
+// of 8 bits, at most 4. Any number of blocks: each takes the next 256 records until there are none.
 extern "C" __global__ void __launch_bounds__(THREADS)
 make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            const int* __restrict__ record_view,         // [M]
@@ -158,85 +165,89 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            int places,
            unsigned long long* histograms,  // [places, DIGITS] zero
            unsigned* counter,               // [1] zero
-           unsigned long long* lookback,    // [blocks] zero
+           unsigned long long* lookback,    // [M / THREADS, rounded up] zero
            long long* state) {
     if (step_state(state).halted) return;
     const long long records = step_state(state).records;
     __shared__ Ellipse ellipses[WARPS][WARP];
     __shared__ Span spans[WARPS][WARP];
     __shared__ unsigned counts[4][DIGITS];
-    __shared__ unsigned place_of[THREADS], record_of[THREADS];  // for the block's records, near to far
-    __shared__ unsigned long long before_block;
-    const unsigned block = ordered_block(counter);
-    if (static_cast<long long>(block) * THREADS >= records) return;
+    __shared__ unsigned place_of[THREADS], record_of[THREADS];  // of 256 records, near to far
+    __shared__ unsigned long long before_chunk;
     for (int place = 0; place < places; ++place) counts[place][threadIdx.x] = 0;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 
-    // Phase 1: where each record's pairs go.
-    const int here = static_cast<int>(smaller(records - static_cast<long long>(block) * THREADS, static_cast<long long>(THREADS)));
-    const int position = threadIdx.x;
-    record_of[position] = position < here ? by_depth[static_cast<long long>(block) * THREADS + position] : 0;
-    unsigned in_block;
-    const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(position < here ? tile_count[record_of[position]] : 0, in_block);
-    if (warp == 0) {
-        const uint64 before = exclusive_sum_of_blocks(lookback, block, in_block);
-        if (lane == 0) before_block = before;
-    }
-    __syncthreads();
-    const long long total = before_block + in_block;
-    if (threadIdx.x == 0 && static_cast<long long>(block + 1) * THREADS >= records) {
-        step_state(state).pairs = total;
-        if (total > capacity) step_state(state).halted = 1;
-    }
-    if (total > capacity) return;
-    place_of[position] = static_cast<unsigned>(before_block) + rank;
-    __syncthreads();
+    for (;;) {
+        // Phase 1: where each record's pairs go.
+        const unsigned chunk = ordered_block(counter);
+        const long long first = static_cast<long long>(chunk) * THREADS;
+        if (first >= records) break;
+        const int here = static_cast<int>(smaller(records - first, static_cast<long long>(THREADS)));
+        const int position = threadIdx.x;
+        record_of[position] = position < here ? by_depth[first + position] : 0;
+        unsigned in_chunk;
+        const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(position < here ? tile_count[record_of[position]] : 0, in_chunk);
+        if (warp == 0) {
+            const uint64 before = exclusive_sum_of_blocks(lookback, chunk, in_chunk);
+            if (lane == 0) before_chunk = before;
+        }
+        __syncthreads();
+        const long long total = before_chunk + in_chunk;
+        if (threadIdx.x == 0 && first + THREADS >= records) {
+            step_state(state).pairs = total;
+            if (total > capacity) step_state(state).halted = 1;
+        }
+        place_of[position] = static_cast<unsigned>(before_chunk) + rank;
+        __syncthreads();
+        if (total > capacity) continue;
 
-    // Phase 2: the pairs. The nearest records, which tend to be the largest, go to different warps.
-    const int own = lane * WARPS + warp;
-    Ellipse ellipse = {};
-    if (own < here) ellipse = ellipse_of(table + static_cast<long long>(record_of[own]) * RECORD_STRIDE, record_view[record_of[own]], sizes);
-    for_each_row(ellipses[warp], ellipse, [&](int owner, int row, bool within, int base) {
-        int first, end;
-        span_of_row(ellipses[warp][owner], row, sizes, first, end);
-        const int count = within ? larger(end - first, 0) : 0, of = owner * WARPS + warp;
-        int before = count;
-        for (int step = 1; step < WARP; step *= 2) {
-            const int left = __shfl_up_sync(ALL_LANES, before, step);
-            if (lane >= step) before += left;
+        // Phase 2: the pairs. The nearest records, which tend to be the largest, go to different warps.
+        const int own = lane * WARPS + warp;
+        Ellipse ellipse = {};
+        if (own < here) {
+            const long long record = record_of[own];
+            ellipse = ellipse_of(table + record * RECORD_STRIDE, record_view[record], sizes);
         }
-        const int pairs = __shfl_sync(ALL_LANES, before, WARP - 1);
-        before -= count;
-        // Spans of one record follow each other, here and from one time to the next.
-        const Ellipse& owned = ellipses[warp][owner];
-        const int first_lane = larger(owned.end - owned.rows - base, 0);
-        const unsigned place = place_of[of] + before - __shfl_sync(ALL_LANES, before, first_lane);
-        const int tile = (owned.view * tiles_y + row) * tiles_x + first;
-        spans[warp][lane] = {before, tile, place, record_of[of]};
-        __syncwarp();
-        if (within && (lane == WARP - 1 || owned.end - base == lane + 1)) place_of[of] = place + count;
-        for (int digit = 1; digit < places; ++digit)  // few tiles of a span differ in these
-            for (int from = tile, to; from < tile + count; from = to) {
-                to = smaller(tile + count, ((from >> 8 * digit) + 1) << 8 * digit);
-                atomicAdd(&counts[digit][from >> 8 * digit & (DIGITS - 1)], static_cast<unsigned>(to - from));
+        for_each_row(ellipses[warp], ellipse, [&](int owner, int row, bool within, int base) {
+            int begin, end;
+            span_of_row(ellipses[warp][owner], row, sizes, begin, end);
+            const int count = within ? larger(end - begin, 0) : 0, of = owner * WARPS + warp;
+            int before = count;
+            for (int step = 1; step < WARP; step *= 2) {
+                const int left = __shfl_up_sync(ALL_LANES, before, step);
+                if (lane >= step) before += left;
             }
-        for (int pair = lane; pair < pairs; pair += WARP) {
-            int span = 0;  // the last one that begins at or ahead of this pair
+            const int pairs = __shfl_sync(ALL_LANES, before, WARP - 1);
+            before -= count;
+            // Spans of one record follow each other, here and from one time to the next.
+            const Ellipse& owned = ellipses[warp][owner];
+            const int first_lane = larger(owned.end - owned.rows - base, 0);
+            const unsigned place = place_of[of] + before - __shfl_sync(ALL_LANES, before, first_lane);
+            const int tile = (owned.view * tiles_y + row) * tiles_x + begin;
+            spans[warp][lane] = {before, tile, place, record_of[of]};
+            __syncwarp();
+            if (within && (lane == WARP - 1 || owned.end - base == lane + 1)) place_of[of] = place + count;
+            for (int digit = 1; digit < places; ++digit)  // few tiles of a span differ in these
+                for (int from = tile, to; from < tile + count; from = to) {
+                    to = smaller(tile + count, ((from >> 8 * digit) + 1) << 8 * digit);
+                    atomicAdd(&counts[digit][from >> 8 * digit & (DIGITS - 1)], static_cast<unsigned>(to - from));
+                }
+            for (int pair = lane; pair < pairs; pair += WARP) {
+                int span = 0;  // the last one that begins at or ahead of this pair
 #pragma unroll
-            for (int step = WARP / 2; step > 0; step /= 2)
-                if (spans[warp][span + step].before <= pair) span += step;
-            const Span& of_pair = spans[warp][span];
-            const int in_span = pair - of_pair.before;
-            keys[of_pair.place + in_span] = of_pair.tile + in_span;
-            values[of_pair.place + in_span] = of_pair.record;
-            atomicAdd(&counts[0][(of_pair.tile + in_span) & (DIGITS - 1)], 1u);
-        }
-        __syncwarp();
-    });
-    __syncthreads();
-    for (int place = 0; place < places; ++place)
-        if (counts[place][threadIdx.x])
-            atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(counts[place][threadIdx.x]));
+                for (int step = WARP / 2; step > 0; step /= 2)
+                    if (spans[warp][span + step].before <= pair) span += step;
+                const Span of_pair = spans[warp][span];
+                const int in_span = pair - of_pair.before;
+                keys[of_pair.place + in_span] = of_pair.tile + in_span;
+                values[of_pair.place + in_span] = of_pair.record;
+                atomicAdd(&counts[0][(of_pair.tile + in_span) & (DIGITS - 1)], 1u);
+            }
+            __syncwarp();
+        });
+        __syncthreads();  // places and records may be written again
+    }
+    add_histograms(counts, places, histograms);
 }
 
 // offsets[t]: the first pair of tile t or of a later one. One thread a pair and one for the end.

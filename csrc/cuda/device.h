@@ -66,33 +66,42 @@ __device__ inline void add_vector(float* address, float x, float y, float z, flo
 #endif
 }
 
-// D += A B on the tensor cores: A 16 x 8 and B 8 x 8 of tf32, or A 16 x 16 and B 16 x 8 of bf16, two to a word.
+// D += A B on the tensor cores: A 16 x 16 and B 16 x 8 of 16-bit numbers, two to a word, along a row of A and a column of B.
 // Lane (g, t) = (lane / 4, lane % 4) holds words A[g][t], A[g + 8][t], A[g][t + 4], A[g + 8][t + 4] and B[t][g],
 // B[t + 4][g], and of D the elements [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1].
-__device__ inline void multiply_tf32(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                     unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+__device__ inline void multiply_f16(float d[4], const uint4& a, unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-__device__ inline void multiply_bf16(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0,
-                                     unsigned b1) {
+__device__ inline void multiply_bf16(float d[4], const uint4& a, unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
-// Nearest tf32: 10 bits of mantissa.
-__device__ inline unsigned round_tf32(float x) {
-    unsigned word;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
-    return word;
-}
-// Two floats rounded to bf16, the first one in the upper half of the word.
+// Two floats rounded to 16 bits, the first one in the upper half of the word.
 __device__ inline unsigned pack_bf16(float upper, float lower) {
     unsigned word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(upper), "f"(lower));
+    return word;
+}
+__device__ inline unsigned pack_f16(float upper, float lower) {
+    unsigned word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(upper), "f"(lower));
+    return word;
+}
+// The number in the lower half of a word.
+__device__ inline float unpack_f16(unsigned word) {
+    float x;
+    asm("{ .reg .f16 lower, upper; mov.b32 {lower, upper}, %1; cvt.f32.f16 %0, lower; }" : "=f"(x) : "r"(word));
+    return x;
+}
+// The larger of two numbers in each half.
+__device__ inline unsigned larger_f16(unsigned a, unsigned b) {
+    unsigned word;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
     return word;
 }
 

@@ -19,32 +19,36 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 constexpr int RUN = 4;                     // neighbouring outputs of a thread
 constexpr int INPUTS = RUN + SSIM_TAPS - 1;  // what they are filtered from
+// As many as shared memory has room for, or almost: registers must not be the limit.
+constexpr int BLOCKS_OF_MULTIPROCESSOR = TARGET_CHANNELS == 3 ? 4 : 2;
 
-// One view of the round.
+// One view of the round. The pointers are those of the whole round, so that they stay where parameters are and take no
+// registers.
 struct View {
-    int width, height;         // of the view
-    int stride;                // width of the stored images
-    const float* rgb;          // [height, stride, 3] unclamped, without background
-    const float* transmittance;  // [height, stride]
-    const void* target;        // [height, stride, TARGET_CHANNELS]
-    const unsigned char* mask;  // [height, stride], if MASKED
-    const float* background;    // [3]
+    int width, height;           // of the view
+    int stride;                  // width of the stored images
+    long long first;             // its first pixel
+    const float* rgb;            // [pixels, 3] unclamped, without background
+    const float* transmittance;  // [pixels]
+    const void* target;          // [pixels, TARGET_CHANNELS]
+    const unsigned char* mask;   // [pixels], if MASKED
+    const float* background;     // [3] of the view
 
+    __device__ long long pixel(int x, int y) const { return first + static_cast<long long>(y) * stride + x; }
     __device__ bool inside(int x, int y) const { return x >= 0 && y >= 0 && x < width && y < height; }
-    __device__ bool keeps(int x, int y) const { return !MASKED || mask[static_cast<long long>(y) * stride + x]; }
+    __device__ bool keeps(int x, int y) const { return !MASKED || mask[pixel(x, y)]; }
     // Whether the window around a pixel is averaged.
     __device__ bool has_window(int x, int y) const {
         return inside(x - MARGIN, y - MARGIN) && inside(x + MARGIN, y + MARGIN) && keeps(x, y);
     }
     __device__ float composed(int x, int y, int c) const {  // before clamping
-        const long long pixel = static_cast<long long>(y) * stride + x;
-        return fmaf(transmittance[pixel], background[c], rgb[3 * pixel + c]);
+        return fmaf(transmittance[pixel(x, y)], background[c], rgb[3 * pixel(x, y) + c]);
     }
     __device__ float photo(int x, int y, int c) const {
-        const long long first = (static_cast<long long>(y) * stride + x) * TARGET_CHANNELS;
+        const long long of_pixel = pixel(x, y) * TARGET_CHANNELS;
         const auto read = [&](int channel) {
-            if (TARGET_BYTES) return static_cast<const unsigned char*>(target)[first + channel] * (1.0f / 255.0f);
-            return static_cast<const float*>(target)[first + channel];
+            if (TARGET_BYTES) return static_cast<const unsigned char*>(target)[of_pixel + channel] * (1.0f / 255.0f);
+            return static_cast<const float*>(target)[of_pixel + channel];
         };
         if (TARGET_CHANNELS == 3) return read(c);
         return fmaf(read(c), read(3), (1.0f - read(3)) * background[c]);
@@ -66,10 +70,8 @@ __device__ inline Part part_of_block(const float* rgb, const float* transmittanc
     const int block = blockIdx.x % blocks;
     part.first_of_view = block == 0;
     part.x = block % columns * SIDE, part.y = block / columns * SIDE;
-    const long long pixels = static_cast<long long>(part.index) * height * width;
-    const int bytes = TARGET_CHANNELS * (TARGET_BYTES ? 1 : 4);
-    part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, rgb + 3 * pixels, transmittance + pixels,
-                 target + pixels * bytes, MASKED ? mask + pixels : nullptr, background + 3 * part.index};
+    part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, static_cast<long long>(part.index) * height * width,
+                 rgb, transmittance, target, mask, background + 3 * part.index};
     return part;
 }
 
@@ -106,7 +108,6 @@ __device__ inline void read_column(const float (*source)[SIDE], float values[INP
 
 // Calls visit(column, row, x, y, inside) for each pixel of the part with its margin; a warp goes along a row.
 template <class Visit> __device__ inline void for_each_pixel(const Part& part, Visit visit) {
-#pragma unroll 3
     for (int row = threadIdx.x / WARP; row < HALO; row += WARPS) {
         const int y = part.y + row - MARGIN;
 #pragma unroll
@@ -137,7 +138,8 @@ count_kept(const unsigned char* __restrict__ mask,  // [V, H, W]
     const int index = blockIdx.x / height, y = blockIdx.x % height;
     View view = {};
     view.width = sizes[2 * index], view.height = sizes[2 * index + 1], view.stride = width;
-    view.mask = mask + static_cast<long long>(index) * height * width;
+    view.first = static_cast<long long>(index) * height * width;
+    view.mask = mask;
     float pixels = 0.0f, windows = 0.0f;
     for (int x = threadIdx.x; x < view.width && y < view.height; x += THREADS) {
         pixels += view.keeps(x, y);
@@ -150,7 +152,7 @@ count_kept(const unsigned char* __restrict__ mask,  // [V, H, W]
 }
 
 // Sums of |image - photo| over pixels and of SSIM over windows, channels added up, and the derivatives of SSIM.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_MULTIPROCESSOR)
 photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
                   const float* __restrict__ transmittance,   // [V, H, W]
                   const unsigned char* __restrict__ target,  // [V, H, W, TARGET_CHANNELS], bytes or floats
@@ -224,7 +226,7 @@ photometric_terms(const float* __restrict__ rgb,             // [V, H, W, 3]
 }
 
 // The views' losses and their gradients.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_MULTIPROCESSOR)
 photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                      const float* __restrict__ transmittance,   // [V, H, W]
                      const unsigned char* __restrict__ target,  // [V, H, W, TARGET_CHANNELS], bytes or floats
@@ -257,8 +259,8 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
 
     const int first_row = threadIdx.x / SIDE * RUN, x = part.x + threadIdx.x % SIDE;
     const long long plane = static_cast<long long>(height) * width;
-    float gradient[RUN][3];
-#pragma unroll
+    float through[RUN] = {};
+#pragma unroll 1
     for (int c = 0; c < 3; ++c) {
         const float* source = derivatives + (part.index * 3ll + c) * 3 * plane;
         for_each_pixel(part, [&](int column, int row, int px, int py, bool inside) {
@@ -284,26 +286,23 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
 #pragma unroll
         for (int k = 0; k < RUN; ++k) {
             const int y = part.y + first_row + k;
-            gradient[k][c] = 0.0f;
-            if (!view.inside(x, y) || !view.keeps(x, y)) continue;
-            const auto of = [&](int term) { return (&spread[term].x)[k]; };
-            const float unclamped = view.composed(x, y, c), wanted = view.photo(x, y, c);
-            if (!(unclamped >= 0.0f && unclamped <= 1.0f)) continue;
-            const float sign = unclamped > wanted ? 1.0f : unclamped < wanted ? -1.0f : 0.0f;
-            gradient[k][c] = fmaf(l1_scale, sign, ssim_scale * (of(0) + 2.0f * unclamped * of(1) + wanted * of(2)));
+            if (x >= width || y >= height) continue;
+            float gradient = 0.0f;
+            if (view.inside(x, y) && view.keeps(x, y)) {
+                const auto of = [&](int term) { return (&spread[term].x)[k]; };
+                const float ours = view.composed(x, y, c), wanted = view.photo(x, y, c);
+                const float sign = ours > wanted ? 1.0f : ours < wanted ? -1.0f : 0.0f;
+                if (ours >= 0.0f && ours <= 1.0f)  // elsewhere it was clamped
+                    gradient = fmaf(l1_scale, sign, ssim_scale * (of(0) + 2.0f * ours * of(1) + wanted * of(2)));
+            }
+            d_rgb[3 * (part.index * plane + static_cast<long long>(y) * width + x) + c] = gradient;
+            through[k] = fmaf(gradient, view.background[c], through[k]);
         }
         __syncthreads();
     }
 #pragma unroll
     for (int k = 0; k < RUN; ++k) {
         const int y = part.y + first_row + k;
-        if (x >= width || y >= height) continue;
-        const long long pixel = (static_cast<long long>(part.index) * height + y) * width + x;
-        float through = 0.0f;
-        for (int c = 0; c < 3; ++c) {
-            d_rgb[3 * pixel + c] = gradient[k][c];
-            through = fmaf(gradient[k][c], view.background[c], through);
-        }
-        d_transmittance[pixel] = through;
+        if (x < width && y < height) d_transmittance[part.index * plane + static_cast<long long>(y) * width + x] = through[k];
     }
 }

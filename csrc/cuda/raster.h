@@ -135,9 +135,9 @@ __device__ inline bool takes(float alpha, float depth, float2 interval) {
     return alpha >= ALPHA_MIN && (!INTERVAL || (interval.x <= depth && depth < interval.y));
 }
 
-// Whether the record is blended, given the transmittance ahead of it and behind it.
-__device__ inline bool blends(float before, float behind) {
-    return (STOP_ADD ? before : behind) > TRANSMITTANCE_MIN;
+// Whether the record is blended, given the transmittance ahead of it and behind it, in units of 1 / unit.
+__device__ inline bool blends(float before, float behind, float unit = 1.0f) {
+    return (STOP_ADD ? before : behind) > unit * TRANSMITTANCE_MIN;
 }
 
 }  // namespace bytesplat

@@ -6,64 +6,69 @@
 // form them: of 8 records at a time, rows 0 to 7 of A hold p and rows 8 to 15 hold w, columns are pixels, and B holds the
 // weights. Shared memory turns "a lane is two pixels" into "four lanes are a record", which then add a row of 16 floats.
 //
-// The weights of the moments are small multiples of 1/4, exact in tf32 and bf16. SPLIT says how exact p and w are:
-//   0: their upper 11 bits, as the tensor cores cut them; that they are on average too small is made good in the end;
-//   1: 16 bits, as a sum of two bf16, at the same cost on the tensor cores but some more ahead of them.
-// The pixels' gradients are a sum of two terms either way, in columns 2c and 2c + 1 for red, green, blue and depth.
+// The tensor cores take numbers of 16 bits and sum in fp32. SPLIT says how p and w become such numbers:
+//   0: as fp16, 11 bits of mantissa: a word is a lane's two pixels. So that all fits fp16's range, gradients are in units of
+//      the square's largest one, rounded to a power of two, and transmittance in units of 1/1024: both exact.
+//   1: as a sum of two bf16, 16 bits of mantissa and all of fp32's range: a word is one pixel. Twice the products.
+// The weights of the moments are small multiples of 1/4, exact in both. The pixels' gradients are a sum of two numbers in
+// both, in columns 2c and 2c + 1 for red, green, blue and depth.
 //
-// Compile-time: STATISTICS (0, 1), DEPTH_GRADIENT (0, 1), SPLIT (0, 1), BLOCKS (that a multiprocessor
-// should have registers for) and those of raster.h.
+// Compile-time: STATISTICS (0, 1), SPLIT (0, 1), DEPTH_GRADIENT (0, or 1 with SPLIT: depths know no range), BLOCKS (that a
+// multiprocessor should have registers for) and those of raster.h.
 #include "raster.h"
 
 using namespace bytesplat;
 
-constexpr int GROUP = 8;     // records reduced together
-constexpr int STEPS = 8;     // products of a group: one a row of pixels
+constexpr int GROUP = 8;                  // records reduced together
+constexpr int WORDS = SPLIT ? PIXELS : 1;  // of A that a lane's two pixels become
+constexpr int STEPS = 4 * WORDS;          // products of a group: 16 words of A each, from 8 lanes
+constexpr float UNIT = SPLIT ? 1.0f : 1024.0f;  // of transmittance
 constexpr int ROW = STATISTICS ? ROW_STRIDE_WITH_STATISTICS : ROW_STRIDE;
 
 // The upper part of a number, exact in the matrix format.
 __device__ inline float upper_part(float x) {
-    return __uint_as_float(__float_as_uint(x) & (SPLIT ? 0xffff0000u : 0xffffe000u));
+    return SPLIT ? __uint_as_float(__float_as_uint(x) & 0xffff0000u) : unpack_f16(pack_f16(0.0f, x));
 }
-// A word of A.
-__device__ inline unsigned element(float x) {
-    if (!SPLIT) return __float_as_uint(x);
+// Words of A: one pixel's, or both pixels'.
+__device__ inline unsigned split(float x) {
     const float upper = upper_part(x);
     return pack_bf16(upper, x - upper);
 }
-// What a word of A stands for.
-__device__ inline float value_of(unsigned word) {
-    if (!SPLIT) return __uint_as_float(word);
-    return __uint_as_float(word & 0xffff0000u) + __uint_as_float(word << 16);
-}
-// A word of B: with SPLIT it multiplies both parts of A's word.
-__device__ inline unsigned weight_element(float x) { return SPLIT ? pack_bf16(x, x) : __float_as_uint(x); }
-// A cut mantissa is too small by half a unit of its last place on average, for mantissas spread evenly over [1, 2).
-constexpr float CORRECTION = SPLIT ? 1.0f : 1.0f + 0.6931f / 2048.0f;
+// A word of B for the same pixels.
+__device__ inline unsigned weight_word(float first, float second) { return SPLIT ? pack_bf16(first, first) : pack_f16(second, first); }
 
 __device__ inline void multiply(float d[4], const uint4& a, unsigned b0, unsigned b1) {
-    if (SPLIT) multiply_bf16(d, a.x, a.y, a.z, a.w, b0, b1);
-    else multiply_tf32(d, a.x, a.y, a.z, a.w, b0, b1);
+    if (SPLIT) multiply_bf16(d, a, b0, b1);
+    else multiply_f16(d, a, b0, b1);
 }
 
-// A, as lanes write it and as the tensor cores want it: a lane writes its pixel's p and w, and what lane (g, t) feeds to the
-// product of pixel row `step` are p and w of pixels 2t and 2t + 1 of that row, four words in a line. Steps of odd records
-// are swapped in pairs, so that lanes which read two records at once hit different banks.
-struct Rows {
-    uint2 pixel[GROUP][2 * WARP];
+// Words of numbers that are not negative: the larger one of two, and the largest number that a word stands for.
+__device__ inline unsigned larger_word(unsigned a, unsigned b) { return SPLIT ? max(a, b) : larger_f16(a, b); }
+__device__ inline float largest_in(unsigned word) {
+    if (SPLIT) return __uint_as_float(word & 0xffff0000u) + __uint_as_float(word << 16);
+    return fmaxf(unpack_f16(word), unpack_f16(word >> 16));
+}
+
+// A, as lanes write it and as the tensor cores want it: a lane writes its words of p and w side by side, and what lane (g, t)
+// feeds to a product are those of two neighbouring lanes, four words in a line. The places of odd records are swapped in
+// eights, so that lanes which read two records at once hit different banks.
+struct __align__(16) Rows {
+    uint2 words[GROUP][WORDS * WARP];
 #if STATISTICS
-    uint2 absolute[GROUP][WARP];  // |d mean2d|, x and y, summed over a lane's two pixels
+    uint2 absolute[GROUP][WARP];  // |d mean2d| of a lane's pixels, x and y
 #endif
-    __device__ static int place(int record, int lane, int q) { return (lane + WARP * q) ^ (record % 2 * PART); }
+    __device__ static int place(int record, int lane, int word) { return (lane + WARP * word) ^ (record % 2 * 8); }
     __device__ uint4 fragment(int record, int step, int t) const {
-        return *reinterpret_cast<const uint4*>(&pixel[record][place(record, step % 4 * PART + 2 * t, step / 4)]);
+        return *reinterpret_cast<const uint4*>(&words[record][place(record, step % 4 * 8 + 2 * t, step / 4)]);
     }
 };
 
 // Adds the group at the head of the queue to the records' gradient rows: lane (g, t) gathers floats 4t to 4t + 3 of record
 // g's row. The whole warp calls it.
+// Adds a group to its records' gradient rows: lane (g, t) gathers floats 4t to 4t + 3 of the row of record g, its `record`.
+// `unit` is that of the gradients. The whole warp calls it.
 __device__ inline void add_group(const Rows& rows, const Queued& record, const unsigned (*moment_weights)[2],
-                                 const uint4* colour_weights, float* gradient_rows) {
+                                 const uint4* colour_weights, float unit, float* gradient_rows) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4, quad = lane & ~3;
     float moments[4] = {}, colours[4] = {}, absolute[4] = {};
     unsigned peak = 0;
@@ -75,16 +80,17 @@ __device__ inline void add_group(const Rows& rows, const Queued& record, const u
         multiply(colours, first, colour.x, colour.y);
         multiply(moments, second, moment_weights[step + 1][0], moment_weights[step + 1][1]);
         multiply(colours, second, colour.z, colour.w);
-        if (STATISTICS) peak = max(max(peak, max(first.y, first.w)), max(second.y, second.w));  // w >= 0: words order as it does
+        if (STATISTICS)
+            peak = larger_word(larger_word(peak, larger_word(first.y, first.w)), larger_word(second.y, second.w));
     }
 #if STATISTICS
 #pragma unroll
-    for (int step = 0; step < STEPS / 2; ++step) {
-        const uint4 fragment = *reinterpret_cast<const uint4*>(&rows.absolute[g][Rows::place(g, step * PART + 2 * t, 0)]);
-        multiply(absolute, fragment, weight_element(1.0f), weight_element(1.0f));
+    for (int step = 0; step < 4; ++step) {
+        const uint4 fragment = *reinterpret_cast<const uint4*>(&rows.absolute[g][Rows::place(g, 8 * step + 2 * t, 0)]);
+        multiply(absolute, fragment, weight_word(1.0f, 1.0f), weight_word(1.0f, 1.0f));
     }
-    peak = max(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
-    peak = max(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
+    peak = larger_word(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
+    peak = larger_word(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
 #endif
     // Lane t has columns 2t and 2t + 1 of row g (moments of p) and of row g + 8 (w: colours; its zeroth moment).
     const float s = __shfl_sync(ALL_LANES, moments[0], quad), sx = __shfl_sync(ALL_LANES, moments[1], quad);
@@ -100,17 +106,25 @@ __device__ inline void add_group(const Rows& rows, const Queued& record, const u
     constexpr float LN_2 = 1.0f / LOG2_E;
     const float twice_a = 2.0f * record.shape.z, b = record.shape.w, twice_c = 2.0f * record.colour.x;  // of power, so -log2(e)
     const float mean_x = LN_2 * fmaf(twice_a, dx, b * dy), mean_y = LN_2 * fmaf(b, dx, twice_c * dy);
+    constexpr float WEIGHT = 1.0f / UNIT;
     float4 sum;
-    sum.x = t == 0 ? mean_x : t == 1 ? -0.5f * dyy : t == 2 ? own : importance;
-    sum.y = t == 0 ? mean_y : t == 1 ? s * exp2_fast(-record.colour.y) : t == 2 ? neighbour : 0.0f;
-    sum.z = t == 0 ? -0.5f * dxx : t == 1 ? neighbour : t == 2 ? LN_2 * absolute[0] : 0.0f;
-    sum.w = t == 0 ? -dxy : t == 1 ? own : t == 2 ? LN_2 * absolute[2] : 0.0f;
+    sum.x = t == 0 ? mean_x : t == 1 ? -0.5f * dyy : t == 2 ? WEIGHT * own : WEIGHT * importance;
+    sum.y = t == 0 ? mean_y : t == 1 ? s * exp2_fast(-record.colour.y) : t == 2 ? WEIGHT * neighbour : 0.0f;
+    sum.z = t == 0 ? -0.5f * dxx : t == 1 ? WEIGHT * neighbour : t == 2 ? LN_2 * absolute[0] : 0.0f;
+    sum.w = t == 0 ? -dxy : t == 1 ? WEIGHT * own : t == 2 ? LN_2 * absolute[2] : 0.0f;
+    if (t == 3) unit = 1.0f;  // statistics of alpha T are no gradients
     float* row = gradient_rows + static_cast<long long>(static_cast<int>(__float_as_uint(record.tail.z))) * ROW;
     const bool exists = record.colour.y > -1e29f;
-    if (exists && (STATISTICS || t < 3))
-        add_vector(row + 4 * t, CORRECTION * sum.x, CORRECTION * sum.y, CORRECTION * sum.z, CORRECTION * sum.w);
+    if (exists && (STATISTICS || t < 3)) add_vector(row + 4 * t, unit * sum.x, unit * sum.y, unit * sum.z, unit * sum.w);
     if (STATISTICS && exists && t == 3)
-        atomicMax(reinterpret_cast<unsigned*>(row + MAX_CONTRIBUTION), __float_as_uint(value_of(peak)));
+        atomicMax(reinterpret_cast<unsigned*>(row + MAX_CONTRIBUTION), __float_as_uint(WEIGHT * largest_in(peak)));
+}
+
+// A power of two close to the reciprocal of a warp's largest number; 1 if that is zero or beyond all bounds.
+__device__ inline float reciprocal_unit(float magnitude) {
+    for (int step = WARP / 2; step > 0; step /= 2) magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, step));
+    const unsigned exponent = __float_as_uint(magnitude) >> 23;
+    return exponent > 1 && exponent < 253 ? __uint_as_float((254 - exponent) << 23) : 1.0f;
 }
 
 extern "C" __global__ void __launch_bounds__(WARP, BLOCKS)
@@ -131,7 +145,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                    const long long* state) {
     if (step_state(state).halted) return;
     __shared__ Queued queue[WARP + GROUP];
-    __shared__ __align__(16) Rows rows;
+    __shared__ Rows rows;
     __shared__ uint4 colour_weights[STEPS / 2 * WARP];
     __shared__ int upcoming[WARP];  // records of the tile's list, on their way here while others are blended
     __shared__ float centre[2];     // of the square: needed too seldom to hold registers, as the above
@@ -148,6 +162,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
     if (lane == 0) centre[0] = region.centre_x, centre[1] = region.centre_y;
 
     // Phase 1: the pixels' gradients. `rest` is what this and all records behind still add to the differentiated scalar.
+    float magnitude = 0.0f;
     float running[PIXELS] = {}, rest[PIXELS] = {}, gr[PIXELS] = {}, gg[PIXELS] = {}, gb[PIXELS] = {}, gz[PIXELS] = {};
     float2 bounds[PIXELS] = {};
 #pragma unroll
@@ -155,21 +170,27 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         const int y = region.y + ROW_STEP * q;
         if (region.x >= sizes[2 * region.view] || y >= sizes[2 * region.view + 1]) continue;
         const long long pixel = (static_cast<long long>(region.view) * height + y) * width + region.x;
-        running[q] = 1.0f;
+        running[q] = UNIT;
         gr[q] = d_rgb[3 * pixel], gg[q] = d_rgb[3 * pixel + 1], gb[q] = d_rgb[3 * pixel + 2];
         rest[q] = fmaf(rgb[3 * pixel], gr[q], fmaf(rgb[3 * pixel + 1], gg[q], rgb[3 * pixel + 2] * gb[q]));
-        if (d_transmittance) rest[q] = fmaf(transmittance[pixel], d_transmittance[pixel], rest[q]);
+        const float gt = d_transmittance ? d_transmittance[pixel] : 0.0f;
+        rest[q] = fmaf(transmittance[pixel], gt, rest[q]);
+        magnitude = fmaxf(fmaxf(fmaxf(magnitude, fabsf(gr[q])), fmaxf(fabsf(gg[q]), fabsf(gb[q]))), fabsf(gt));
         if (DEPTH_GRADIENT) gz[q] = d_depth[pixel], rest[q] = fmaf(depth[pixel], gz[q], rest[q]);
         if (INTERVAL) bounds[q] = reinterpret_cast<const float2*>(interval)[pixel];
     }
 
-    // Phase 2: B. Lane (g, t) holds column g of the pixels 2t and 2t + 1 of each row of pixels: a moment's weights, and of
-    // the pixels' gradients upper and lower parts in turn.
+    const float scale = SPLIT ? 1.0f : reciprocal_unit(magnitude);
+
+    // Phase 2: B. Lane (g, t) holds column g of the pixels of two neighbouring lanes: a moment's weights, and of the pixels'
+    // gradients upper and lower parts in turn.
     float* channels = reinterpret_cast<float*>(&rows);  // [4, 64], for now
 #pragma unroll
     for (int q = 0; q < PIXELS; ++q) {
+        rest[q] *= scale, gr[q] *= scale, gg[q] *= scale, gb[q] *= scale, gz[q] *= scale;
         const int pixel = lane + WARP * q;
         channels[pixel] = gr[q], channels[64 + pixel] = gg[q], channels[128 + pixel] = gb[q], channels[192 + pixel] = gz[q];
+        gr[q] *= 1.0f / UNIT, gg[q] *= 1.0f / UNIT, gb[q] *= 1.0f / UNIT;
     }
     __syncwarp();
     unsigned moment_weights[STEPS][2];
@@ -177,17 +198,23 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
     for (int step = 0; step < STEPS; ++step)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float x = 2 * t + h - 3.5f, y = step - 3.5f;
-            const float weight = g == 0 ? 1.0f : g == 1 ? x : g == 2 ? y : g == 3 ? x * x : g == 4 ? x * y : g == 5 ? y * y : 0.0f;
-            moment_weights[step][h] = weight_element(weight);
+            const auto weight = [&](int q) {
+                const float x = 2 * t + h - 3.5f, y = step % 4 + ROW_STEP * q - 3.5f;
+                return g == 0 ? 1.0f : g == 1 ? x : g == 2 ? y : g == 3 ? x * x : g == 4 ? x * y : g == 5 ? y * y : 0.0f;
+            };
+            moment_weights[step][h] = weight_word(weight(SPLIT ? step / 4 : 0), weight(1));
         }
 #pragma unroll 1
     for (int step = 0; step < STEPS; step += 2) {
         unsigned colour[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float value = channels[64 * (g / 2) + PART * (step + i / 2) + 2 * t + i % 2], upper = upper_part(value);
-            colour[i] = weight_element(g % 2 ? value - upper : upper);
+            const int source = (step + i / 2) % 4 * 8 + 2 * t + i % 2;
+            const auto part = [&](int q) {
+                const float value = channels[64 * (g / 2) + source + WARP * q], upper = upper_part(value);
+                return g % 2 ? value - upper : upper;
+            };
+            colour[i] = weight_word(part(SPLIT ? step / 4 : 0), part(1));
         }
         colour_weights[step / 2 * WARP + lane] = make_uint4(colour[0], colour[1], colour[2], colour[3]);
     }
@@ -195,7 +222,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
 
     int length = 0;
     while (next < end) {
-        const bool live = running[0] > TRANSMITTANCE_MIN || running[1] > TRANSMITTANCE_MIN;
+        const bool live = running[0] > UNIT * TRANSMITTANCE_MIN || running[1] > UNIT * TRANSMITTANCE_MIN;
         if (!__any_sync(ALL_LANES, live)) break;
         copy_async_wait();
         length = enqueue(queue, length, fetch_record(table, upcoming[lane]), centre[0], centre[1]);
@@ -220,38 +247,41 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                 for (int u = 0; u < UNROLL; ++u) {
                     const Queued& record = queue[head + first + u];
                     const float4 colour = record.colour, tail = record.tail;
-                    float absolute_x[PIXELS], absolute_y[PIXELS];
+                    const int row = first + u;
+                    float p[PIXELS], weight[PIXELS], absolute_x[PIXELS], absolute_y[PIXELS];
 #pragma unroll
                     for (int q = 0; q < PIXELS; ++q) {
                         float alpha = fminf(opacity[u][q], ALPHA_MAX);
                         alpha = takes(alpha, tail.y, bounds[q]) ? alpha : 0.0f;
                         const float before = running[q], behind = fmaf(-alpha, before, before);
-                        const bool blended = blends(before, behind);
-                        const float weight = blended ? alpha * before : 0.0f;
+                        const bool blended = blends(before, behind, UNIT);
+                        weight[q] = blended ? alpha * before : 0.0f;
                         float scalar = fmaf(colour.z, gr[q], fmaf(colour.w, gg[q], tail.x * gb[q]));
                         if (DEPTH_GRADIENT) scalar = fmaf(tail.y, gz[q], scalar);
-                        rest[q] = fmaf(-weight, scalar, rest[q]);
+                        rest[q] = fmaf(-weight[q], scalar, rest[q]);
                         running[q] = behind;
                         // alpha dL/dalpha = alpha (T s - R / (1 - alpha)) = w (s - R / (T (1 - alpha)))
-                        float p = weight * fmaf(-rest[q], reciprocal_fast(behind), scalar);
-                        p = blended && opacity[u][q] <= ALPHA_MAX ? p : 0.0f;
-                        rows.pixel[first + u][Rows::place(u, lane, q)] = make_uint2(element(p), element(weight));
+                        p[q] = weight[q] * fmaf(-rest[q], reciprocal_fast(behind), scalar);
+                        p[q] = blended && opacity[u][q] <= ALPHA_MAX ? p[q] : 0.0f;
+                        if (SPLIT) rows.words[row][Rows::place(row, lane, q)] = make_uint2(split(p[q]), split(weight[q]));
                         if (STATISTICS) {  // in units of power: a factor of ln 2 is left for later
                             const float dy = column[u].dy - static_cast<float>(ROW_STEP * q);
-                            absolute_x[q] = p * fmaf(record.shape.w, dy, 2.0f * record.shape.z * column[u].dx);
-                            absolute_y[q] = p * fmaf(colour.x, dy, fmaf(colour.x, dy, column[u].slope));
+                            absolute_x[q] = p[q] * fmaf(record.shape.w, dy, 2.0f * record.shape.z * column[u].dx);
+                            absolute_y[q] = p[q] * fmaf(colour.x, dy, fmaf(colour.x, dy, column[u].slope));
                         }
                     }
+                    if (!SPLIT)
+                        rows.words[row][Rows::place(row, lane, 0)] = make_uint2(pack_f16(p[1], p[0]), pack_f16(weight[1], weight[0]));
 #if STATISTICS
-                    rows.absolute[first + u][Rows::place(u, lane, 0)] = 
-                        make_uint2(element(fabsf(absolute_x[0]) + fabsf(absolute_x[1])),
-                                   element(fabsf(absolute_y[0]) + fabsf(absolute_y[1])));
+                    const float x[2] = {fabsf(absolute_x[0]), fabsf(absolute_x[1])}, y[2] = {fabsf(absolute_y[0]), fabsf(absolute_y[1])};
+                    rows.absolute[row][Rows::place(row, lane, 0)] = SPLIT ? make_uint2(split(x[0] + x[1]), split(y[0] + y[1]))
+                                                                          : make_uint2(pack_f16(x[1], x[0]), pack_f16(y[1], y[0]));
 #endif
                 }
             }
             __syncwarp();
             // Phase 4: their sums over the pixels.
-            add_group(rows, queue[head + g], moment_weights, colour_weights, gradient_rows);
+            add_group(rows, queue[head + g], moment_weights, colour_weights, 1.0f / scale, gradient_rows);
             __syncwarp();
         }
         // Phase 5: fewer than 8 records wait for the next ones at the head of the queue.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns.ops.layout import Cameras, Records, TileLists
-from bytesplat_ns.ops.nvrtc import Program
+from bytesplat_ns.ops.nvrtc import Program, multiprocessors
 
 from .buffers import HALTED, PAIRS, Capacity, DeviceRecords, on_device
 
@@ -14,6 +14,7 @@ BINNING = Program("bin.cu")
 SORTING = Program("sort.cu")
 THREADS = 256
 DIGITS = 256
+BLOCKS_OF_MULTIPROCESSOR = 6
 DEPTH_PLACES = 4
 BY_DEPTH = {"COUNT": 0, "ITEMS": 8}
 BY_TILE = {"COUNT": 1, "ITEMS": 16}
@@ -41,13 +42,14 @@ def bin_ahead(records: DeviceRecords, cameras: Cameras, capacity: int) -> TileLi
     tiles = len(cameras) * cameras.tiles_y * cameras.tiles_x
     places = max(1, -(-(tiles - 1).bit_length() // 8))
     blocks = -(-rows // THREADS)
+    resident = min(blocks, BLOCKS_OF_MULTIPROCESSOR * multiprocessors(device))
     inputs = (records.table, records.view, cameras.sizes.contiguous())
     scratch = _Scratch(device, rows, capacity, places, blocks)
 
     # 1. Records in the order of depth, equal depths by id.
     tile_counts, keys, order = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(3))
     BINNING.kernel("count_tiles")(
-        blocks, THREADS, *inputs, tile_counts, keys, order, scratch.depth_histograms, records.state
+        resident, THREADS, *inputs, tile_counts, keys, order, scratch.depth_histograms, records.state
     )
     if not records.ascending:  # the sort is stable: what comes in the order of ids stays so where depths are equal
         by_id = records.ids.argsort()
@@ -57,7 +59,7 @@ def bin_ahead(records: DeviceRecords, cameras: Cameras, capacity: int) -> TileLi
     # 2. Their pairs, in that order.
     tile, record = (torch.empty(capacity, dtype=torch.int32, device=device) for _ in range(2))
     BINNING.kernel("make_pairs")(
-        blocks,
+        resident,
         THREADS,
         *inputs,
         cameras.tiles_x,

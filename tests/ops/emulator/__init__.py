@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from bytesplat_ns.ops import nvrtc
+from bytesplat_ns.ops.cuda import binning
 
 HERE = Path(__file__).parent
 
@@ -37,6 +38,7 @@ def install(folder: Path) -> None:
         return start
 
     nvrtc.load = load
+    binning.multiprocessors = lambda device: 1  # few blocks, so that each has several things to do
 
 
 @cache

@@ -222,36 +222,48 @@ inline void add_vector(float* address, float x, float y, float z, float w) {
     address[0] += x, address[1] += y, address[2] += z, address[3] += w;
 }
 
-// D += A B, with every lane's share of A and B as device.h describes it; `value` unpacks half `h` of a word.
-template <int HALVES, class Value>
-inline void multiply(float d[4], const unsigned (&a)[4], const unsigned (&b)[2], Value value) {
-    for (int i = 0; i < 4; ++i) simt::slots[simt::current][i] = a[i];
-    for (int i = 0; i < 2; ++i) simt::slots[simt::current][4 + i] = b[i];
+// D += A B, with every lane's share of A and B as device.h describes it; `value` unpacks a half of a word.
+template <class Value> inline void multiply(float d[4], const uint4& a, unsigned b0, unsigned b1, Value value) {
+    const unsigned words[6] = {a.x, a.y, a.z, a.w, b0, b1};
+    for (int i = 0; i < 6; ++i) simt::slots[simt::current][i] = words[i];
     simt::meet_warp(30);
     const int g = simt::lane() / 4, t = simt::lane() % 4;
     for (int i = 0; i < 4; ++i) {
         const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
         for (int k = 0; k < 8; ++k)
-            for (int h = 0; h < HALVES; ++h) {
+            for (bool upper : {false, true}) {
                 const unsigned of_a = simt::slots[simt::warp_start() + row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)];
                 const unsigned of_b = simt::slots[simt::warp_start() + column * 4 + k % 4][4 + k / 4];
-                d[i] += value(of_a, h) * value(of_b, h);
+                d[i] += value(of_a, upper) * value(of_b, upper);
             }
     }
     simt::meet_warp(31);
 }
-inline void multiply_tf32(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    multiply<1>(d, {a0, a1, a2, a3}, {b0, b1}, [](unsigned w, int) { return __uint_as_float(w & 0xffffe000u); });
+inline float half_of(unsigned word, bool upper) {
+    _Float16 half;
+    const uint16_t bits = upper ? word >> 16 : word & 0xffff;
+    std::memcpy(&half, &bits, 2);
+    return static_cast<float>(half);
 }
-inline void multiply_bf16(float d[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    multiply<2>(d, {a0, a1, a2, a3}, {b0, b1},
-                [](unsigned w, int h) { return __uint_as_float(h ? w & 0xffff0000u : w << 16); });
+inline void multiply_f16(float d[4], const uint4& a, unsigned b0, unsigned b1) { multiply(d, a, b0, b1, half_of); }
+inline void multiply_bf16(float d[4], const uint4& a, unsigned b0, unsigned b1) {
+    multiply(d, a, b0, b1, [](unsigned w, bool upper) { return __uint_as_float(upper ? w & 0xffff0000u : w << 16); });
 }
-inline unsigned round_tf32(float x) { return (__float_as_uint(x) + 0x1000u) & 0xffffe000u; }
 inline unsigned round_bf16(float x) {
     const unsigned w = __float_as_uint(x);
     return (w + 0x7fffu + (w >> 16 & 1)) >> 16;
 }
+inline unsigned round_f16(float x) {
+    const _Float16 half = static_cast<_Float16>(x);
+    uint16_t bits;
+    std::memcpy(&bits, &half, 2);
+    return bits;
+}
 inline unsigned pack_bf16(float upper, float lower) { return round_bf16(upper) << 16 | round_bf16(lower); }
+inline unsigned pack_f16(float upper, float lower) { return round_f16(upper) << 16 | round_f16(lower); }
+inline float unpack_f16(unsigned word) { return half_of(word, false); }
+inline unsigned larger_f16(unsigned a, unsigned b) {
+    return pack_f16(std::max(half_of(a, true), half_of(b, true)), std::max(half_of(a, false), half_of(b, false)));
+}
 
 }  // namespace bytesplat
