@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,9 @@ def _reading(error: Exception) -> tuple[str, str]:
     elif isinstance(error, EOFError):
         what = "it asked whether to change the data set (see above), and there is no terminal to answer on"
         advice = "Answer it in a terminal once; to use large photos as they are, add --downscale-factor 1."
+    elif isinstance(error, struct.error):  # of COLMAP's files, images.bin apart
+        what = f"cameras.bin or points3D.bin ends too early ({what})"
+        advice = "The model is damaged: copy it, or export it from COLMAP, again."
     elif isinstance(error, NotImplementedError):  # of COLMAP's camera models
         advice = "Undistort the photos first (colmap image_undistorter), or calibrate with another camera model."
     return what, advice

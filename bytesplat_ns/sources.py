@@ -91,6 +91,8 @@ def _frame_poses(file: Path, frames: list[dict[str, Any]]) -> np.ndarray:
             if key not in frame:
                 name = f"frame {number} ({frame.get('file_path', 'without a path')})"
                 raise DataError(f"{file}: {name} has no '{key}'. Add it, or remove the frame.")
+        if not isinstance(frame["file_path"], str):
+            raise DataError(f"{file}: file_path of frame {number} is {frame['file_path']}. Write a path in quotes.")
         try:
             pose = np.array(frame["transform_matrix"], dtype=np.float64)
         except (TypeError, ValueError):
@@ -264,12 +266,37 @@ def check_point_cloud(file: Path) -> None:
             start = stream.read(65536)
         if not start.startswith(b"ply") or b"element vertex" not in start or b"end_header" not in start:
             raise DataError(f"{file} is not a PLY file with vertices (it starts with {start[:12]!r}). Export it again.")
+        needed = _ply_bytes(start)
+        if file.stat().st_size < needed:  # open3d would fill up with zeros
+            raise DataError(
+                f"{file} ends too early: it has {file.stat().st_size:,} bytes, and its vertices need {needed:,}. "
+                f"Copy or export it again."
+            )
     elif file.suffix == ".bin":
         with open(file, "rb") as stream:
             if not any(stream.read(8)):
                 raise _no_points(file)
     elif not any(line.strip() and not line.startswith("#") for line in file.read_text("utf-8").splitlines()):
         raise _no_points(file)
+
+
+_PLY_SIZES = {
+    **dict.fromkeys(("char", "uchar", "int8", "uint8"), 1),
+    **dict.fromkeys(("short", "ushort", "int16", "uint16"), 2),
+    **dict.fromkeys(("int", "uint", "float", "int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("double", "float64"), 8),
+}
+
+
+def _ply_bytes(start: bytes) -> int:
+    """Least size of a PLY, from its header: for binary ones with the vertices first, header and vertices."""
+    header = start[: start.index(b"end_header")]
+    size, elements = len(header), header.decode("latin-1").split("\nelement ")[1:]
+    if b"format binary" not in header or not elements[0].startswith("vertex "):
+        return size
+    count, *properties = elements[0].splitlines()
+    kinds = [line.split()[1] for line in properties if line.startswith("property ")]
+    return size + int(count.split()[1]) * sum(_PLY_SIZES.get(kind, 0) for kind in kinds)
 
 
 def _no_points(file: Path) -> DataError:

@@ -178,3 +178,10 @@ def instant_ngp_without_any_photo(scene):
     for number in range(scene.count):
         scene.photo(number).unlink()
     return last
+
+
+@stops("DataError", r"file_path of frame 2 is 7\. Write a path in quotes")
+def frame_with_a_number_as_path(scene):
+    last = scene.nerfstudio()
+    scene.change(lambda content: content["frames"][2].update(file_path=7))
+    return last

@@ -26,6 +26,32 @@ def unreadable_point_cloud(scene):
     return last
 
 
+@stops("DataError", r"cloud\.ply ends too early: it has [\d,]+ bytes, and its vertices need [\d,]+")
+def point_cloud_cut_off(scene):
+    last = scene.nerfstudio()
+    file = scene.folder / "cloud.ply"
+    file.write_bytes(file.read_bytes()[:-400])
+    return last
+
+
+@stops("DataError", r"cameras\.bin or points3D\.bin ends too early.*The model is damaged")
+def colmap_points_cut_off(scene):
+    last = scene.colmap()
+    file = scene.folder / "colmap/sparse/0/points3D.bin"
+    file.write_bytes(file.read_bytes()[:-400])
+    return last
+
+
+@trains("1 of the 4 points", gaussians=3)
+def point_cloud_as_text(scene):
+    last = scene.nerfstudio()
+    header = "ply\r\nformat ascii 1.0\r\nelement vertex 4\r\n"
+    axes = "".join(f"property float {axis}\r\n" for axis in "xyz")
+    rows = "0 0 0\r\nnan 0 0\r\n1 0 0\r\n0 1 0\r\n"
+    (scene.folder / "cloud.ply").write_bytes(f"{header}{axes}end_header\r\n{rows}".encode())
+    return last
+
+
 @trains("The data has no point cloud: starting from 200 random", points=np.zeros((0, 3)), gaussians=200)
 def empty_point_cloud(scene):
     return *RANDOM, *scene.nerfstudio()
