@@ -26,10 +26,10 @@ PAIR_BYTES = 4 + 8 + 4 * ROW_WIDTH_WITH_STATISTICS
 PAIRS = 2
 """Pairs per Gaussian and view. From 0.5 to 8 as views show a part of the scene or all of it, coarse or fine."""
 
-TRAINING_PIXEL_BYTES = 4 * (5 + 4 + 9 + 9) + 4
+TRAINING_PIXEL_BYTES = 4 * (5 + 4 + 9 + 18) + 4
 """One pixel of a training view: image, its gradient, derivatives of SSIM, what the log compares; and the photo."""
 
-EVALUATION_PIXEL_BYTES = 400
+EVALUATION_PIXEL_BYTES = 250
 """One pixel of the one view that is evaluated or shown at a time: image, and what SSIM and LPIPS make of it."""
 
 

@@ -79,10 +79,17 @@ def allocation_fails(stage: str, at: int, *words: str) -> None:
 
 
 def measured(report: str, *words: str) -> None:
-    """Writes the peak of resident memory during training, bytes."""
-    _before_each_round(lambda done: _reset_peak() if done == 0 else None)
+    """Writes the resident memory before the first round, and the peak from there to the end, bytes."""
+    before = []
+
+    def reset(done: int) -> None:
+        if done == 0:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before.append(_status("VmRSS"))
+
+    _before_each_round(reset)
     ns_train(*words)
-    Path(report).write_text(json.dumps(_status("VmHWM")))
+    Path(report).write_text(json.dumps({"before": before[0], "peak": _status("VmHWM")}))
 
 
 def _before_each_round(act: Callable[[int], None]) -> None:
@@ -94,10 +101,6 @@ def _before_each_round(act: Callable[[int], None]) -> None:
         return stock(self)
 
     ByteSplatPipeline.train_round = train_round
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(name: str) -> int:
