@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,17 @@ def path_for(folder: Path, step: int) -> Path:
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Writes ``state`` so that ``path`` is whole or untouched, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(_ASIDE)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(aside, "wb") as file:
             torch.save(plain(state), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     except (OSError, RuntimeError) as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
         # After a failed write torch's archive cannot be closed, which raises a RuntimeError that says nothing.
         reason = error.__context__ if isinstance(error.__context__, OSError) else error
         raise CheckpointError(
@@ -116,7 +118,10 @@ def remove_others(path: Path) -> None:
     """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind."""
     for other in path.parent.iterdir():
         if other != path and (_NAME.match(other.name) or other.name == _ASIDE):
-            other.unlink()
+            try:
+                other.unlink()
+            except OSError as error:
+                raise CheckpointError(f"{path} is written, but {other} cannot be deleted: {error}.") from error
 
 
 def plain(value: Any) -> Any:

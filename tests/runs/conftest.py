@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import ForkServer
-from training import Run
+from ns_train import Run
 
 from bytesplat_ns.demo.capture import Capture, write_capture
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fork_server import Child, ForkServer
-from training import Run, wait_until
+from ns_train import Run, wait_until
 
 KILLS = 20
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from training import Run
+from ns_train import Run
 
 from bytesplat_ns import memory
 from bytesplat_ns.demo.capture import Capture, write_capture

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from training import wait_until
+from ns_train import wait_until
 
 from bytesplat_ns.interrupt import Interrupt, Interrupted
 

@@ -38,6 +38,19 @@ def test_a_failed_write_leaves_the_previous_file_whole(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path], "nothing half-written stays behind"
 
 
+def test_a_folder_that_cannot_be_made_is_a_failed_write(tmp_path):
+    (tmp_path / "models").write_text("a file")
+    with pytest.raises(CheckpointError, match="Could not write the checkpoint"):
+        checkpoint.write(checkpoint.path_for(tmp_path / "models", 7), state(7))
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_is_named(tmp_path):
+    (tmp_path / "step-000000001.ckpt").mkdir()
+    checkpoint.write(checkpoint.path_for(tmp_path, 7), state(7))
+    with pytest.raises(CheckpointError, match=r"000007.ckpt is written, but .*000001.ckpt cannot be deleted"):
+        checkpoint.remove_others(checkpoint.path_for(tmp_path, 7))
+
+
 def test_the_latest_or_the_named_step_is_found_and_others_are_removed(tmp_path):
     for step in (100, 20_000, 300):
         checkpoint.write(checkpoint.path_for(tmp_path, step), state(step))
