@@ -61,9 +61,9 @@ class MCMCStrategy(Strategy):
     """Moves dead Gaussians onto live ones, adds some more in the same way, and keeps all means in motion.
 
     In a refinement every dead Gaussian goes and a copy of a live one comes for it, and one more for each ``GROWTH``
-    there are, up to ``max_gaussians``. The live ones are drawn by opacity. One that is drawn shares its opacity and
-    extent with its copies, so that together they look as it did (``share``), and all of them start without momentum.
-    A copy is a new Gaussian with a new id, whichever dead one it stands for.
+    there are (rounded up), up to ``max_gaussians``. The live ones are drawn by opacity. One that is drawn shares its
+    opacity and extent with its copies, so that together they look as it did (``share``), and all of them start
+    without momentum. A copy is a new Gaussian with a new id, whichever dead one it stands for.
 
     Non-finite Gaussians are dead. If no Gaussian is alive, only the non-finite ones go.
     """
@@ -169,18 +169,15 @@ class MCMCStrategy(Strategy):
         draws as independent ones on average, with less left to chance.
         """
         store = self.store
-        everyone = self.gather(store.ids[alive])
-        weights = self.gather((opacity[alive].double() / OPACITY_UNIT).long())
-        order = everyone.argsort()
-        ends = weights[order].cumsum(0)
+        ids, order = self.gather(store.ids[alive]).sort()
+        ends = self.gather((opacity[alive].double() / OPACITY_UNIT).long())[order].cumsum(0)
         part = torch.arange(n, device=store.device)
         place = (part + philox.uniform(store.next_id + part, 1, seed=self.seed, step=seen)[:, 0].double()) / n
         drawn = torch.searchsorted(ends, (place * ends[-1]).long().clamp(max=ends[-1] - 1), right=True)
-        counts = torch.zeros_like(everyone).index_add_(0, order[drawn], torch.ones_like(drawn))
-        result = torch.zeros_like(store.ids)
-        sorter = everyone[order]
-        result[alive] = counts[order][torch.searchsorted(sorter, store.ids[alive])]
-        return result
+        times = torch.zeros_like(ids).index_add_(0, drawn, torch.ones_like(drawn))
+        counts = torch.zeros_like(store.ids)
+        counts[alive] = times[torch.searchsorted(ids, store.ids[alive])]
+        return counts
 
     def _copy(self, alive: Tensor, copies: Tensor, opacity: Tensor) -> None:
         """Keep the rows ``alive`` [N] bool and append so many ``copies`` [N] of each, all sharing its ``opacity``."""
