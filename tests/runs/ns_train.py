@@ -54,10 +54,10 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_report(self) -> None:
-        """Returns once a step has been reported that was not before."""
+    def wait_for_steps(self, count: int) -> None:
+        """Returns once so many more steps have been reported."""
         before = len(self.metrics())
-        wait_until(lambda: len(self.metrics()) > before, "step")
+        wait_until(lambda: len(self.metrics()) >= before + count, "step")
 
     def steps(self) -> list[int]:
         """Steps of the whole checkpoints that are there; those that are not whole fail here."""

@@ -13,8 +13,8 @@ from ns_train import Run, wait_until
 
 KILLS = 20
 
-STEPS = 600
-"""More than the killed lives get through."""
+STEPS = 300
+"""More than the killed lives get through: refinement ends after 150, opacities are reset every 30."""
 
 EVERY_STEP = "--steps-per-save", "1"
 
@@ -30,12 +30,15 @@ def wait_for_file(run: Run, suffix: str, others_than: set[str]) -> None:
 
 def kill_sometime(how: int, run: Run, child: Child, chance: random.Random) -> None:
     """Kills at a random moment of training, of the start, just after a checkpoint was written, or while one is."""
-    if how == 0:
-        run.wait_for_report()
-        time.sleep(chance.uniform(0, 0.15))
-    elif how == 1:
-        time.sleep(chance.uniform(0, 1.5))
+    if how == 1:
+        end, enough = time.monotonic() + chance.uniform(0, 1.5), len(run.metrics()) + 12
+        while time.monotonic() < end and len(run.metrics()) < enough:  # a fast machine has begun to train by then
+            time.sleep(0.001)
     else:
+        run.wait_for_steps(chance.randint(1, 12))
+    if how == 0:
+        time.sleep(chance.uniform(0, 0.02))  # some two steps
+    elif how >= 2:
         wait_for_file(run, ".ckpt", others_than=files(run))
     if how == 3:
         wait_for_file(run, ".part", others_than=set())

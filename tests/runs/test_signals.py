@@ -30,7 +30,7 @@ def free_port() -> int:
 def test_a_signal_while_training_saves_what_was_trained(number, code, server, run):
     steps = 3000
     child = server.start("ns_train", *run.words(steps=steps))
-    run.wait_for_report()
+    run.wait_for_steps(1)
     child.signal(number)
     assert child.end() == code, child.output
     (saved,) = run.steps()
