@@ -1,6 +1,7 @@
 """Checkpoint files are whole or absent, and load with torch's safe default."""
 
 import errno
+import sys
 
 import numpy as np
 import pytest
@@ -36,6 +37,18 @@ def test_a_failed_write_leaves_the_previous_file_whole(tmp_path, monkeypatch):
         checkpoint.write(path, state(8))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing half-written stays behind"
+
+
+def test_what_a_killed_write_leaves_is_not_the_latest_for_nerfstudio(tmp_path, monkeypatch):
+    checkpoint.write(checkpoint.path_for(tmp_path, 7), state(7))
+    monkeypatch.setattr(torch, "save", lambda *_: sys.exit())  # nothing is cleaned up
+    with pytest.raises(SystemExit):
+        checkpoint.write(checkpoint.path_for(tmp_path, 8), state(8))
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(names) == 2
+    # As nerfstudio's tools find the latest step.
+    assert max(int(name[name.find("-") + 1 : name.find(".")]) for name in names) == 7
+    assert checkpoint.latest(tmp_path) == checkpoint.path_for(tmp_path, 7)
 
 
 def test_a_folder_that_cannot_be_made_is_a_failed_write(tmp_path):
