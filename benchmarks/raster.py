@@ -2,10 +2,10 @@
 
     python benchmarks/raster.py [--sizes 200000 1000000 3000000] [--out results.json]
 
-Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not Python;
-everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python. Both sides get
-the statistics of densification ("absgrad") unless a name says otherwise. A step is projection to optimizer, with L1 and SSIM
-(gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam).
+Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not
+Python; everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python.
+Both sides get the statistics of densification ("absgrad") unless a name says otherwise. A step is projection to
+optimizer, with L1 and SSIM (gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam).
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def peak_memory(function: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def ours(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients) -> dict[str, float]:
+def ours(
+    gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients
+) -> dict[str, float]:
     """Every stage, runs of stages, and the whole step."""
     records = projection.project(gaussians, cameras, TRAINED)
     tiles = binning.bin(records, cameras)
@@ -133,7 +135,9 @@ def ours(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Ten
     return result
 
 
-def gsplats(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients) -> dict[str, float]:
+def gsplats(
+    gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients
+) -> dict[str, float]:
     """The same of gsplat, packed. Empty where it is not installed."""
     try:
         from gsplat import rasterization
@@ -171,7 +175,7 @@ def gsplats(gaussians: Gaussians, cameras: Cameras, target: Tensor, background: 
         value.backward()
         adam.step()
 
-    rgb, alpha, meta = render(absgrad=False)
+    meta = render(absgrad=False)[2]
     names = ("means2d", "conics", "opacities")
     means, conics, opacities = (meta[name].detach().clone().requires_grad_() for name in names)
     colours = torch.rand(len(means), 3, device=means.device, requires_grad=True)
@@ -227,7 +231,8 @@ def table(result: dict[str, Any]) -> str:
     mine, theirs = result["ours"], result["gsplat"]
     for side in (mine, theirs):
         for name in ("", " without absgrad") if side else ():
-            side["forward + backward" + name] = side.get("rasterize" + name, side["rasterize"]) + side["rasterize_backward" + name]
+            forward = side.get("rasterize" + name, side["rasterize"])
+            side["forward + backward" + name] = forward + side["rasterize_backward" + name]
     lines = [f"{result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs"]
     for name, value in mine.items():
         if isinstance(value, float):
@@ -248,7 +253,8 @@ def main() -> None:
         results.append(compare(count))
         print(table(results[-1]), flush=True)
     gsplat = sys.modules.get("gsplat")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True)
     report = {
         "gpu": torch.cuda.get_device_name(),
         "date": str(date.today()),

@@ -10,15 +10,17 @@ time constant. Compiled programs are kept on disk, so that only the first run on
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
+import struct
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,13 +29,13 @@ from bytesplat_ns.ops.sources import csrc
 log = logging.getLogger(__name__)
 
 OLDEST = 80
-"""Lowest compute capability (times ten) the kernels are written for: asynchronous copies, tf32 and bf16 matrices."""
+"""Lowest compute capability (times ten) the kernels are written for: asynchronous copies, products of bf16."""
 
 Constants = tuple[tuple[str, int], ...]
 """Compile-time constants by name, sorted."""
 
-Launch = Callable[[int, int, list[Any]], None]
-"""Starts a loaded kernel: number of blocks, threads of a block, arguments."""
+Launch = Callable[[int, int, Any], None]
+"""Starts a loaded kernel: number of blocks, threads of a block, where each parameter lies (``void*[]``)."""
 
 
 class Program:
@@ -59,8 +61,9 @@ class Kernel:
         self.program = program
         self.name = name
         self.constants = constants
-        self.parameters = parse_parameters(program.source, name)
+        self.parameters = Parameters(program.source, name)
         self._launch: dict[torch.device, Launch] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, blocks: int, threads: int, *arguments: Tensor | int | float | None) -> None:
         """Launches on the current stream of the device that the tensors are on.
@@ -75,7 +78,8 @@ class Kernel:
         launch = self._launch.get(device)
         if launch is None:
             launch = self._launch[device] = load(self.program, self.name, self.constants, device)
-        launch(blocks, threads, [convert(value) for convert, value in zip(self.parameters, arguments, strict=True)])
+        with self._lock:  # the viewer's thread renders while training goes on
+            launch(blocks, threads, self.parameters.place(arguments))
 
 
 @cache
@@ -95,31 +99,43 @@ POINTERS = {
     "unsigned long long": (torch.int64,),
     "unsigned char": (torch.uint8, torch.bool),
 }
-SCALARS = {"int": np.int32, "unsigned": np.uint32, "long long": np.int64, "float": np.float32}
+SCALARS = {"int": "i4x", "unsigned": "I4x", "long long": "q", "float": "f4x"}  # for struct, 8 bytes each
 
 
-@cache
-def parse_parameters(source: str, kernel: str) -> list[Callable[[Any], Any]]:
-    """What turns each Python argument into the kernel's parameter, read from its C signature."""
-    match = re.search(rf"__global__ void[^;{{}}]*?\b{kernel}\s*\(([^)]*)\)\s*\{{", re.sub(r"//.*", "", source))
-    assert match, f"no kernel {kernel}"
-    parameters = []
-    for declaration in match[1].split(","):
+class Parameters:
+    """A kernel's parameters, read from its C signature, and where they lie for a launch.
+
+    Launching is what a step's Python mostly does: one call of ``struct`` for all parameters keeps it short.
+    """
+
+    def __init__(self, source: str, kernel: str) -> None:
+        match = re.search(rf"__global__ void[^;{{}}]*?\b{kernel}\s*\(([^)]*)\)\s*\{{", re.sub(r"//.*", "", source))
+        assert match, f"no kernel {kernel}"
         pattern = r"\s*(?:const )?([\w ]+?)\s*(\*?)\s*(?:__restrict__ )?(\w+)\s*"
-        kind, star, name = re.fullmatch(pattern, declaration).groups()
-        parameters.append(_pointer(kernel, name, POINTERS[kind]) if star else SCALARS[kind])
-    return parameters
+        declarations = [re.fullmatch(pattern, declaration).groups() for declaration in match[1].split(",")]
+        self.kernel = kernel
+        self.names = [name for _, _, name in declarations]
+        self.dtypes = [POINTERS[kind] if star else () for kind, star, _ in declarations]  # of tensors; none for numbers
+        self._format = struct.Struct("<" + "".join("Q" if star else SCALARS[kind] for kind, star, _ in declarations))
+        self._buffer = ctypes.create_string_buffer(self._format.size)
+        start = ctypes.addressof(self._buffer)
+        self._places = (ctypes.c_void_p * len(self.names))(*(start + 8 * i for i in range(len(self.names))))
 
-
-def _pointer(kernel: str, name: str, dtypes: tuple[torch.dtype, ...]) -> Callable[[Tensor | None], int]:
-    def convert(tensor: Tensor | None) -> int:
-        if tensor is None:
-            return 0
-        if tensor.dtype not in dtypes:
-            raise TypeError(f"{name} of kernel {kernel} must be {dtypes[0]}, not {tensor.dtype}.")
-        return tensor.data_ptr()
-
-    return convert
+    def place(self, arguments: tuple[Tensor | int | float | None, ...]) -> ctypes.Array[ctypes.c_void_p]:
+        """Puts the arguments in their places; valid until the next call."""
+        values = []
+        for argument, dtypes in zip(arguments, self.dtypes, strict=True):
+            if not dtypes:
+                values.append(argument)
+            elif argument is None:
+                values.append(0)
+            elif argument.dtype in dtypes:
+                values.append(argument.data_ptr())
+            else:
+                name = self.names[len(values)]
+                raise TypeError(f"{name} of kernel {self.kernel} must be {dtypes[0]}, not {argument.dtype}.")
+        self._format.pack_into(self._buffer, 0, *values)
+        return self._places
 
 
 # From source text to machine code -------------------------------------------------------------------------------------
@@ -155,7 +171,7 @@ def program_options(program: Program, constants: Constants, arch: str, **more: A
         std="c++17",
         define_macro=macros or None,
         # Quotients and roots to 2 ulp in two instructions instead of twenty, denormals as zero: what follows them here
-        # are sums of products, which round as much. Exponentials and logarithms stay exact unless a kernel says otherwise.
+        # are sums of products, which round as much. Exponentials and logarithms stay exact but where a kernel says so.
         ftz=True,
         prec_div=False,
         prec_sqrt=False,
@@ -171,27 +187,40 @@ def load(program: Program, name: str, constants: Constants, device: torch.device
         RuntimeError: there is no compiler or the GPU is too old; the text says what to do.
     """
     try:
-        from cuda.core import Device, LaunchConfig, Stream, launch
+        from cuda.core import Device
     except ImportError as error:
         raise RuntimeError("The CUDA kernels need the package cuda-core: pip install 'cuda-core>=1.2'.") from error
     gpu = Device(device.index)
     gpu.set_current()
     kernel = _compile(program, constants, _target(gpu)).get_kernel(name)
-    configurations: dict[tuple[int, int], LaunchConfig] = {}
+    function, driver = int(kernel.handle), _driver()
 
-    def start(blocks: int, threads: int, arguments: list[Any]) -> None:
-        configuration = configurations.get((blocks, threads))
-        if configuration is None:
-            configuration = configurations[blocks, threads] = LaunchConfig(grid=blocks, block=threads)
+    def start(blocks: int, threads: int, parameters: Any, kernel: Any = kernel) -> None:  # keeps the kernel loaded
         # The stream is looked up each time: a graph being captured has its own.
-        stream = Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
-        if torch.cuda.current_device() == device.index:
-            launch(stream, configuration, kernel, *arguments)
-        else:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
-                launch(stream, configuration, kernel, *arguments)
+                return start(blocks, threads, parameters)
+        status = driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None)
+        if status == INVALID_CONTEXT:  # the first call of a thread that has not used the GPU yet
+            gpu.set_current()
+            status = driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None)
+        if status:
+            raise RuntimeError(f"Kernel {name} could not be launched on {gpu.name}: CUDA driver error {status}.")
 
     return start
+
+
+INVALID_CONTEXT = 201
+"""CUDA_ERROR_INVALID_CONTEXT"""
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    """The CUDA driver, called directly: a launch through it costs a few microseconds, some twenty times in a step."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    return driver
 
 
 @cache

@@ -26,6 +26,7 @@ adam(float* __restrict__ parameter,
         reinterpret_cast<float4*>(exp_avg)[i] = m;
         reinterpret_cast<float4*>(exp_avg_sq)[i] = v;
     } else {
-        for (long long k = 4 * i; k < count; ++k) adam_update(step, gradient[k], parameter[k], exp_avg[k], exp_avg_sq[k]);
+        for (long long k = 4 * i; k < count; ++k)
+            adam_update(step, gradient[k], parameter[k], exp_avg[k], exp_avg_sq[k]);
     }
 }

@@ -1,9 +1,10 @@
 // Tile lists: which records reach which tile, near to far.
 //
-// Records are sorted by depth once; their (tile, record) pairs are then made in that order, and a stable sort by tile alone
-// leaves every tile's list sorted by depth. So the long sort has keys of 16 bits or so instead of 48.
+// Records are sorted by depth once; their (tile, record) pairs are then made in that order, and a stable sort by tile
+// alone leaves every tile's list sorted by depth. So the long sort has keys of 16 bits or so instead of 48.
 //
-// The tiles that an ellipse reaches in a row of tiles are a span, whose ends follow from the ellipse alone: no tile is tested.
+// The tiles that an ellipse reaches in a row of tiles are a span, whose ends follow from the ellipse alone: no tile
+// is tested.
 #include "ellipse.h"
 #include "lookback.h"
 #include "step.h"
@@ -60,14 +61,16 @@ __device__ inline void span_of_row(const Ellipse& ellipse, int row, const int* s
     const float right_y = limit(-ellipse.tilt, top, bottom), left_y = limit(ellipse.tilt, top, bottom);
     const float right_square = ellipse.square - ellipse.fall * right_y * right_y;
     const float left_square = ellipse.square - ellipse.fall * left_y * left_y;
-    const float right = ellipse.x - ellipse.slope * right_y + sqrt(larger(right_square, 0.0f));
-    const float left = ellipse.x - ellipse.slope * left_y - sqrt(larger(left_square, 0.0f));
-    tiles_between(larger(left, ellipse.x - ellipse.reach_x), smaller(right, ellipse.x + ellipse.reach_x), size[0], first, end);
+    const float right = -ellipse.slope * right_y + sqrt(larger(right_square, 0.0f));
+    const float left = -ellipse.slope * left_y - sqrt(larger(left_square, 0.0f));
+    const float low = ellipse.x + larger(left, -ellipse.reach_x), high = ellipse.x + smaller(right, ellipse.reach_x);
+    tiles_between(low, high, size[0], first, end);
     if (right_square < 0.0f && left_square < 0.0f) end = first;
 }
 
-// Goes through the rows of a warp's ellipses, 32 at a time, whoever they belong to: a huge Gaussian keeps no other waiting.
-// Calls visit(item, owner, row, exists, base) with the whole warp: item is the row's number among those of all ellipses.
+// Goes through the rows of a warp's ellipses, 32 at a time, whoever they belong to: a huge Gaussian keeps no other
+// waiting. Calls visit(item, owner, row, exists, base) with the whole warp: item is the row's number among those of
+// all ellipses.
 template <class Visit> __device__ inline void for_each_row(Ellipse* ellipses, Ellipse mine, Visit visit) {
     const int lane = threadIdx.x % WARP;
     int end = mine.rows;
@@ -91,8 +94,8 @@ template <class Visit> __device__ inline void for_each_row(Ellipse* ellipses, El
     __syncwarp();
 }
 
-// Adds a block's counts of digits to those of all blocks. Blocks go through many records and call this once: the counters
-// are few, and additions to one of them stand in line.
+// Adds a block's counts of digits to those of all blocks. Blocks go through many records and call this once: the
+// counters are few, and additions to one of them stand in line.
 __device__ inline void add_histograms(const unsigned (*counts)[DIGITS], int places, unsigned long long* histograms) {
     __syncthreads();
     for (int place = 0; place < places; ++place)
@@ -100,7 +103,8 @@ __device__ inline void add_histograms(const unsigned (*counts)[DIGITS], int plac
             atomicAdd(histograms + place * DIGITS + threadIdx.x, static_cast<unsigned long long>(count));
 }
 
-// Number of tiles of each record; keys and histograms of the sort by depth. histograms: [4, DIGITS] zero. Any number of blocks.
+// Number of tiles of each record; keys and histograms of the sort by depth. histograms: [4, DIGITS] zero. Any number
+// of blocks.
 extern "C" __global__ void __launch_bounds__(THREADS)
 count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
             const int* __restrict__ record_view,  // [M]
@@ -119,7 +123,8 @@ count_tiles(const float* __restrict__ table,      // [M, RECORD_STRIDE]
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     __syncthreads();
 
-    for (long long first = blockIdx.x * THREADS; first < records; first += static_cast<long long>(gridDim.x) * THREADS) {
+    const long long stride = static_cast<long long>(gridDim.x) * THREADS;
+    for (long long first = blockIdx.x * THREADS; first < records; first += stride) {
         const long long record = first + threadIdx.x;
         const bool exists = record < records;
         const float* row = table + record * RECORD_STRIDE;
@@ -150,8 +155,8 @@ struct __align__(16) Span {
     unsigned record;
 };
 
-// The (tile, record) pairs in the order of depth, and the histograms of the sort by tile, whose number has `places` digits
-// of 8 bits, at most 4. Any number of blocks: each takes the next 256 records until there are none.
+// The (tile, record) pairs in the order of depth, and the histograms of the sort by tile, whose number has `places`
+// digits of 8 bits, at most 4. Any number of blocks: each takes the next 256 records until there are none.
 extern "C" __global__ void __launch_bounds__(THREADS)
 make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            const int* __restrict__ record_view,         // [M]
@@ -186,7 +191,8 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
         const int position = threadIdx.x;
         record_of[position] = position < here ? by_depth[first + position] : 0;
         unsigned in_chunk;
-        const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(position < here ? tile_count[record_of[position]] : 0, in_chunk);
+        const unsigned tiles = position < here ? tile_count[record_of[position]] : 0;
+        const unsigned rank = exclusive_sum_in_block<THREADS, unsigned>(tiles, in_chunk);
         if (warp == 0) {
             const uint64 before = exclusive_sum_of_blocks(lookback, chunk, in_chunk);
             if (lane == 0) before_chunk = before;

@@ -66,9 +66,9 @@ __device__ inline void add_vector(float* address, float x, float y, float z, flo
 #endif
 }
 
-// D += A B on the tensor cores: A 16 x 16 and B 16 x 8 of 16-bit numbers, two to a word, along a row of A and a column of B.
-// Lane (g, t) = (lane / 4, lane % 4) holds words A[g][t], A[g + 8][t], A[g][t + 4], A[g + 8][t + 4] and B[t][g],
-// B[t + 4][g], and of D the elements [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1].
+// D += A B on the tensor cores: A 16 x 16 and B 16 x 8 of 16-bit numbers, two to a word, along a row of A and a
+// column of B. Lane (g, t) = (lane / 4, lane % 4) holds words A[g][t], A[g + 8][t], A[g][t + 4], A[g + 8][t + 4] and
+// B[t][g], B[t + 4][g], and of D the elements [g][2t], [g][2t + 1], [g + 8][2t], [g + 8][2t + 1].
 __device__ inline void multiply_f16(float d[4], const uint4& a, unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"

@@ -7,7 +7,9 @@ constexpr int THREADS = 128;  // Gaussians of a block: those of project_backward
 
 // starts[v * blocks_per_view + b]: the first record of view v and block b of Gaussians, or of a later one.
 extern "C" __global__ void __launch_bounds__(THREADS)
-find_starts(const int* __restrict__ record_gaussian, const int* __restrict__ record_view, int blocks_per_view, int views,
+find_starts(const int* __restrict__ record_gaussian,  // [M]
+            const int* __restrict__ record_view,      // [M]
+            int blocks_per_view, int views,
             long long* __restrict__ starts,  // [V * blocks_per_view + 1]
             const long long* state) {
     if (step_state(state).halted) return;

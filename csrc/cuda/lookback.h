@@ -1,9 +1,9 @@
-// Prefix sums over the blocks of one launch, in one pass (Merrill & Garland 2016, "Single-pass Parallel Prefix Scan with
-// Decoupled Look-back").
+// Prefix sums over the blocks of one launch, in one pass (Merrill & Garland 2016, "Single-pass Parallel Prefix Scan
+// with Decoupled Look-back").
 //
-// Each block publishes the sum of its own elements, then adds up what its predecessors published, back to the first one
-// that already knows its own prefix, and publishes its prefix in turn. A block only ever waits for blocks that took their
-// number before it and so are running: this cannot deadlock. Words start at zero.
+// Each block publishes the sum of its own elements, then adds up what its predecessors published, back to the first
+// one that already knows its own prefix, and publishes its prefix in turn. A block only ever waits for blocks that
+// took their number before it and so are running: this cannot deadlock. Words start at zero.
 #pragma once
 #include "device.h"
 
@@ -54,7 +54,8 @@ __device__ inline uint64 exclusive_sum_of_blocks_alone(uint64* words, unsigned b
         uint64 word[AT_ONCE];
 #pragma unroll
         for (unsigned i = 0; i < AT_ONCE; ++i)
-            word[i] = i < nearest ? load_shared_word(words + static_cast<uint64>(nearest - 1 - i) * stride) : LOOKBACK_PREFIX;
+            word[i] = i < nearest ? load_shared_word(own - static_cast<uint64>(block - nearest + 1 + i) * stride)
+                                  : LOOKBACK_PREFIX;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (word[i] == 0) break;  // not there yet: look again from here

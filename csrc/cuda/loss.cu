@@ -1,8 +1,9 @@
 // The photometric loss of each view, (1 - lambda) L1 + lambda (1 - SSIM), and its gradient (ssim.h).
 //
-// photometric_terms forms the sums of both terms and, for each window, the derivatives of its SSIM; photometric_gradient
-// spreads these back over the windows' pixels. Both filter 32 x 32 pixels a block, first along rows, then along columns;
-// a thread makes four neighbouring outputs, so that it reads each input once and not eleven times.
+// photometric_terms forms the sums of both terms and, for each window, the derivatives of its SSIM;
+// photometric_gradient spreads these back over the windows' pixels. Both filter 32 x 32 pixels a block, first along
+// rows, then along columns; a thread makes four neighbouring outputs, so that it reads each input once and not eleven
+// times.
 //
 // Compile-time: TARGET_CHANNELS (3, 4), TARGET_BYTES (0: float, 1: uint8), MASKED (0, 1).
 #include "device.h"
@@ -63,20 +64,23 @@ struct Part {
 };
 
 __device__ inline Part part_of_block(const float* rgb, const float* transmittance, const unsigned char* target,
-                                     const unsigned char* mask, const float* background, const int* sizes, int width, int height) {
+                                     const unsigned char* mask, const float* background, const int* sizes, int width,
+                                     int height) {
     const int columns = (width + SIDE - 1) / SIDE, blocks = columns * ((height + SIDE - 1) / SIDE);
     Part part;
     part.index = blockIdx.x / blocks;
     const int block = blockIdx.x % blocks;
     part.first_of_view = block == 0;
     part.x = block % columns * SIDE, part.y = block / columns * SIDE;
-    part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, static_cast<long long>(part.index) * height * width,
-                 rgb, transmittance, target, mask, background + 3 * part.index};
+    const long long first = static_cast<long long>(part.index) * height * width;
+    part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, first, rgb, transmittance, target, mask,
+                 background + 3 * part.index};
     return part;
 }
 
 // How many pixels and windows a view averages over. counts: [V, 2] of the masks, if MASKED.
-__device__ inline void read_counts(const View& view, int index, const unsigned long long* counts, float& pixels, float& windows) {
+__device__ inline void read_counts(const View& view, int index, const unsigned long long* counts, float& pixels,
+                                   float& windows) {
     const int across = view.width - 2 * MARGIN, down = view.height - 2 * MARGIN;
     pixels = MASKED ? counts[2 * index] : static_cast<float>(view.width) * view.height;
     windows = MASKED ? counts[2 * index + 1] : across > 0 && down > 0 ? static_cast<float>(across) * down : 0.0f;
@@ -265,7 +269,8 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
         const float* source = derivatives + (part.index * 3ll + c) * 3 * plane;
         for_each_pixel(part, [&](int column, int row, int px, int py, bool inside) {
             const float* of_pixel = source + static_cast<long long>(py) * width + px;
-            for (int term = 0; term < 3; ++term) terms[term][row * PITCH + column] = inside ? of_pixel[term * plane] : 0.0f;
+            for (int term = 0; term < 3; ++term)
+                terms[term][row * PITCH + column] = inside ? of_pixel[term * plane] : 0.0f;
         });
         __syncthreads();
         constexpr int RUNS = HALO * (SIDE / RUN);
@@ -295,7 +300,7 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
                 if (ours >= 0.0f && ours <= 1.0f)  // elsewhere it was clamped
                     gradient = fmaf(l1_scale, sign, ssim_scale * (of(0) + 2.0f * ours * of(1) + wanted * of(2)));
             }
-            d_rgb[3 * (part.index * plane + static_cast<long long>(y) * width + x) + c] = gradient;
+            d_rgb[3 * view.pixel(x, y) + c] = gradient;
             through[k] = fmaf(gradient, view.background[c], through[k]);
         }
         __syncthreads();
@@ -303,6 +308,6 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
 #pragma unroll
     for (int k = 0; k < RUN; ++k) {
         const int y = part.y + first_row + k;
-        if (x < width && y < height) d_transmittance[part.index * plane + static_cast<long long>(y) * width + x] = through[k];
+        if (x < width && y < height) d_transmittance[view.pixel(x, y)] = through[k];
     }
 }

@@ -11,7 +11,8 @@ using namespace bytesplat;
 constexpr int THREADS = 128;
 
 // Colour of a Gaussian seen from the camera's centre, before clamping.
-__device__ inline void shade(const float mean[3], const float centre[3], const float* dc, const float* rest, float rgb[3]) {
+__device__ inline void shade(const float mean[3], const float centre[3], const float* dc, const float* rest,
+                             float rgb[3]) {
     float direction[3], basis[SH_FUNCTIONS_MAX];
     view_direction(mean, centre, direction);
     sh_basis(SH_DEGREE, direction[0], direction[1], direction[2], basis);

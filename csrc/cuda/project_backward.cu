@@ -1,11 +1,11 @@
-// Derivative of projection: from gradient rows, one a record, to gradients of the trained parameters, summed over the views
-// of the round; and, fused with it, the optimizer's step, so that gradients never reach memory.
+// Derivative of projection: from gradient rows, one a record, to gradients of the trained parameters, summed over the
+// views of the round; and, fused with it, the optimizer's step, so that gradients never reach memory.
 //
 // A block owns 128 consecutive Gaussians. Each thread differentiates one of them; then the block goes through the
 // parameters of all 128, which are consecutive in memory, element by element.
 //
-// Compile-time: SH_DEGREE (degrees in use), SH_STORED (rows of features_rest), and as 0 or 1 ANTIALIASED, MULTI_VIEW, POSES
-// (differentiate with respect to the cameras too), FUSED (step the optimizer instead of writing gradients).
+// Compile-time: SH_DEGREE (degrees in use), SH_STORED (rows of features_rest), and as 0 or 1 ANTIALIASED, MULTI_VIEW,
+// POSES (differentiate with respect to the cameras too), FUSED (step the optimizer instead of writing gradients).
 #include "adam.h"
 #include "projection.h"
 #include "harmonics.h"
@@ -60,7 +60,8 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
     if (gaussian < scene.gaussians) {
         const float4 quat = reinterpret_cast<const float4*>(scene.quats)[gaussian];
         shape.quat[0] = quat.x, shape.quat[1] = quat.y, shape.quat[2] = quat.z, shape.quat[3] = quat.w;
-        for (int i = 0; i < 3; ++i) shape.mean[i] = scene.means[3ll * gaussian + i], shape.scale[i] = scene.scales[3ll * gaussian + i];
+        for (int i = 0; i < 3; ++i) shape.mean[i] = scene.means[3ll * gaussian + i];
+        for (int i = 0; i < 3; ++i) shape.scale[i] = scene.scales[3ll * gaussian + i];
         shape.opacity = scene.opacities[gaussian];
     }
     for (int view = 0; view < (MULTI_VIEW ? scene.views : 1); ++view) {
@@ -77,11 +78,13 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
         float viewmat_gradient[3][4] = {};
         float* stage = rest + warp * WARP * STAGE;
         fetch_harmonics<SH_DEGREE, SH_STORED>(scene.features_rest, gaussian - lane, visible, stage);
-        const float* coefficients = stage + __popc(__ballot_sync(ALL_LANES, visible) & lanes_below()) * harmonics_stride(SH_DEGREE);
+        const int rank = __popc(__ballot_sync(ALL_LANES, visible) & lanes_below());
+        const float* coefficients = stage + rank * harmonics_stride(SH_DEGREE);
 
         if (visible) {
             // Phase 2: shape.
-            const Camera<float> camera = load_camera(scene.viewmats + 16 * view, scene.intrinsics + 4 * view, scene.sizes + 2 * view);
+            const Camera<float> camera =
+                load_camera(scene.viewmats + 16 * view, scene.intrinsics + 4 * view, scene.sizes + 2 * view);
             const float4* row = reinterpret_cast<const float4*>(scene.rows + record * scene.row_stride);
             const float4 A = row[0], B = row[1];
             const float2 C = *reinterpret_cast<const float2*>(row + 2);
@@ -104,15 +107,20 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
                 for (int c = 0; c < 3; ++c) d_rest[3 * (k - 1) + c] += basis[k] * d_rgb[c];
             }
             sh_direction_gradient(SH_DEGREE, direction[0], direction[1], direction[2], weights, d_direction);
-            view_direction_backward(camera, centre, direction, inverse_distance, d_direction, gradient.mean, viewmat_gradient);
+            view_direction_backward(camera, centre, direction, inverse_distance, d_direction, gradient.mean,
+                                    viewmat_gradient);
         }
-        if (POSES) add_pose_gradient(viewmat_gradient, d_viewmats + 16ll * (blockIdx.x % POSE_SUMS * scene.views + view));
+        if (POSES) {
+            const int sum = blockIdx.x % POSE_SUMS;
+            add_pose_gradient(viewmat_gradient, d_viewmats + 16ll * (sum * scene.views + view));
+        }
         __syncwarp();
     }
 
     // Phase 4: as the parameters lie in memory.
     const int t = threadIdx.x;
-    for (int i = 0; i < 3; ++i) shared.means[3 * t + i] = gradient.mean[i], shared.scales[3 * t + i] = gradient.scale[i];
+    for (int i = 0; i < 3; ++i) shared.means[3 * t + i] = gradient.mean[i];
+    for (int i = 0; i < 3; ++i) shared.scales[3 * t + i] = gradient.scale[i];
     for (int i = 0; i < 4; ++i) shared.quats[4 * t + i] = gradient.quat[i];
     shared.opacities[t] = gradient.opacity;
     for (int c = 0; c < 3; ++c) shared.features_dc[3 * t + c] = d_dc[c];
@@ -122,8 +130,9 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
     __syncthreads();
 }
 
-// One parameter of this block's Gaussians, WIDTH floats each. FUSED: a step of Adam, whose moments are `first` and `second`;
-// otherwise its gradient is written to `first`. Four floats at a time; only the last block may have an odd rest.
+// One parameter of this block's Gaussians, WIDTH floats each. FUSED: a step of Adam, whose moments are `first` and
+// `second`; otherwise its gradient is written to `first`. Four floats at a time; only the last block may have an odd
+// rest.
 template <int WIDTH>
 __device__ inline void finish(const float* gradient, float* __restrict__ parameter, float* __restrict__ first,
                               float* __restrict__ second, int gaussians, AdamStep adam) {
@@ -154,8 +163,8 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
     else first[i] = gradient[i];
 }
 
-// For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the first
-// moment and nothing for the second.
+// For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the
+// first moment and nothing for the second.
 extern "C" __global__ void __launch_bounds__(THREADS, MULTI_VIEW ? 2 : 5)
 project_backward(float* means, float* means_1, float* means_2, float means_rate,                      // [N, 3]
                  float* quats, float* quats_1, float* quats_2, float quats_rate,                      // [N, 4]
@@ -179,9 +188,9 @@ project_backward(float* means, float* means_1, float* means_2, float means_rate,
     if (step_state(state).halted) return;
     __shared__ Gradients gradients;
     __shared__ __align__(16) float rest[THREADS * (STAGE > 0 ? STAGE : 1)];
-    differentiate({means, quats, scales, opacities, features_rest, viewmats, intrinsics, sizes, gaussians, views, blocks_per_view,
-                   dilation, table, rows, record_gaussian, starts, row_stride},
-                  gradients, rest, d_viewmats);
+    const Scene scene = {means, quats, scales, opacities, features_rest, viewmats, intrinsics, sizes, gaussians, views,
+                         blocks_per_view, dilation, table, rows, record_gaussian, starts, row_stride};
+    differentiate(scene, gradients, rest, d_viewmats);
 
     const auto adam = [&](float rate) { return AdamStep{first_rate, second_rate, rate, root_correction, eps}; };
     finish<3>(gradients.means, means, means_1, means_2, gaussians, adam(means_rate));

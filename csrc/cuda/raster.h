@@ -1,14 +1,14 @@
 // What the two directions of rasterization share: how a warp walks its part of a tile's list.
 //
-// A block is one warp and owns 8 x 8 pixels, a quarter of a tile; lane l has pixels (l % 8, l / 8) and four rows below. It
-// reads the tile's list 32 records at a time, one a lane; each lane tests its record against the 8 x 8 pixels, and those that
-// reach them line up in a queue in shared memory, near to far. Then all lanes blend the queue, record after record. Less than
-// half of a tile's list reaches such a part, and no warp ever waits for another one.
+// A block is one warp and owns 8 x 8 pixels, a quarter of a tile; lane l has pixels (l % 8, l / 8) and four rows
+// below. It reads the tile's list 32 records at a time, one a lane; each lane tests its record against the 8 x 8
+// pixels, and those that reach them line up in a queue in shared memory, near to far. Then all lanes blend the queue,
+// record after record. Less than half of a tile's list reaches such a part, and no warp ever waits for another one.
 //
 // Blending is blend.h's, in the form that costs a GPU the fewest instructions:
 // - power = log2(opacity) - log2(e) sigma, so alpha = 2^power needs no multiplication;
-// - transmittance goes on falling behind the record that stops a pixel. It never rises, so "the pixel has not stopped" is
-//   "transmittance is still above the limit", and no flag is kept;
+// - transmittance goes on falling behind the record that stops a pixel. It never rises, so "the pixel has not
+//   stopped" is "transmittance is still above the limit", and no flag is kept;
 // - every multiply-add is written as fmaf, so that both directions round alike and stop at the same record.
 //
 // Compile-time: STOP_ADD (0: drop, 1: add), INTERVAL (0, 1), UNROLL (records in flight).
@@ -58,7 +58,8 @@ struct Queued {
 };
 
 __device__ inline Queued faint_record() {  // contributes nothing anywhere
-    return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), make_float4(0.0f, -1e30f, 0.0f, 0.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    const float4 nothing = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    return {nothing, make_float4(0.0f, -1e30f, 0.0f, 0.0f), nothing};
 }
 
 // A record on its way from memory.
@@ -83,29 +84,29 @@ __device__ inline Fetched fetch_record(const float* table, int index) {
     return fetched;
 }
 
-// Largest power over the square that spans the pixel centres; that of ellipse.h's box_sigma, which says why two candidates
-// are enough. Missing records (all zero) give NaN.
-__device__ inline float strongest(float x, float y, float xx, float xy, float yy, float base) {
+// Largest power over the square that spans the pixel centres; that of ellipse.h's box_sigma, which says why two
+// candidates are enough. Missing records (all zero) give NaN.
+__device__ inline float strongest(const Queued& record) {
+    const float x = record.shape.x, y = record.shape.y, xx = record.shape.z, xy = record.shape.w, yy = record.colour.x;
     const float x0 = -3.5f - x, x1 = 3.5f - x, y0 = -3.5f - y, y1 = 3.5f - y;  // from the mean
     const float edge_x = limit(0.0f, x0, x1), edge_y = limit(0.0f, y0, y1);
     const float best_y = limit(-0.5f * xy * edge_x * reciprocal_fast(yy), y0, y1);
     const float best_x = limit(-0.5f * xy * edge_y * reciprocal_fast(xx), x0, x1);
     const float on_vertical = fmaf(edge_x, fmaf(xx, edge_x, xy * best_y), yy * best_y * best_y);
     const float on_horizontal = fmaf(best_x, fmaf(xx, best_x, xy * edge_y), yy * edge_y * edge_y);
-    return fmaxf(on_vertical, on_horizontal) + base;
+    return fmaxf(on_vertical, on_horizontal) + record.colour.y;
 }
 
-// Appends those of 32 fetched records that reach the square to a queue of `length`; returns its new length. The whole warp
-// calls it.
+// Appends those of 32 fetched records that reach the square to a queue of `length`; returns its new length. The whole
+// warp calls it.
 __device__ inline int enqueue(Queued* queue, int length, const Fetched& fetched, float centre_x, float centre_y) {
     Queued record;
     record.shape = make_float4(fetched.a.x - centre_x, fetched.a.y - centre_y, -0.5f * LOG2_E * fetched.a.z,
                                -LOG2_E * fetched.a.w);
     record.colour = make_float4(-0.5f * LOG2_E * fetched.b.x, log2_fast(fetched.b.y), fetched.b.z, fetched.b.w);
     record.tail = make_float4(fetched.c.x, fetched.c.y, __uint_as_float(fetched.index), 0.0f);
-    const float peak = strongest(record.shape.x, record.shape.y, record.shape.z, record.shape.w, record.colour.x, record.colour.y);
     // A little slack: which pixels are reached is decided pixel by pixel.
-    const bool reaches = fetched.index >= 0 && peak >= FAINTEST - 1e-3f;
+    const bool reaches = fetched.index >= 0 && strongest(record) >= FAINTEST - 1e-3f;
     const unsigned hits = __ballot_sync(ALL_LANES, reaches);
     if (reaches) queue[length + __popc(hits & lanes_below())] = record;
     return length + __popc(hits);

@@ -42,7 +42,7 @@ rasterize(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         const bool live = running[0] > TRANSMITTANCE_MIN || running[1] > TRANSMITTANCE_MIN;
         if (!__any_sync(ALL_LANES, live)) break;
         const int length = enqueue(queue, 0, fetched, region.centre_x, region.centre_y);
-        if (threadIdx.x < UNROLL) queue[length + threadIdx.x] = faint_record();  // the last few need not be a full group
+        if (threadIdx.x < UNROLL) queue[length + threadIdx.x] = faint_record();  // to fill the last group
         next += WARP;
         fetched = fetch_record(table, fetch_index(records, next, end));  // on their way while these are blended
         __syncwarp();

@@ -1,20 +1,22 @@
 // Derivative of rasterization, front to back in the order of the forward pass; see raster.h and blend.h.
 //
-// What a record's mean, conic and opacity receive are six moments of p = dL/d(power) over pixels: sum of p, p x, p y, p x^2,
-// p x y and p y^2, with x, y relative to the centre of the warp's square; its colour receives sums of w = alpha T times the
-// pixels' gradients. Sums over pixels with weights that depend on the pixel alone are a matrix product, so the tensor cores
-// form them: of 8 records at a time, rows 0 to 7 of A hold p and rows 8 to 15 hold w, columns are pixels, and B holds the
-// weights. Shared memory turns "a lane is two pixels" into "four lanes are a record", which then add a row of 16 floats.
+// What a record's mean, conic and opacity receive are six moments of p = dL/d(power) over pixels: sum of p, p x, p y,
+// p x^2, p x y and p y^2, with x, y relative to the centre of the warp's square; its colour receives sums of w =
+// alpha T times the pixels' gradients. Sums over pixels with weights that depend on the pixel alone are a matrix
+// product, so the tensor cores form them: of 8 records at a time, rows 0 to 7 of A hold p and rows 8 to 15 hold w,
+// columns are pixels, and B holds the weights. Shared memory turns "a lane is two pixels" into "four lanes are a
+// record", which then add a row of 16 floats.
 //
 // The tensor cores take numbers of 16 bits and sum in fp32. SPLIT says how p and w become such numbers:
-//   0: as fp16, 11 bits of mantissa: a word is a lane's two pixels. So that all fits fp16's range, gradients are in units of
-//      the square's largest one, rounded to a power of two, and transmittance in units of 1/1024: both exact.
+//   0: as fp16, 11 bits of mantissa: a word is a lane's two pixels. So that all fits fp16's range, gradients are in
+//      units of the square's largest one, rounded to a power of two, and transmittance in units of 1/1024: both
+//      exact.
 //   1: as a sum of two bf16, 16 bits of mantissa and all of fp32's range: a word is one pixel. Twice the products.
-// The weights of the moments are small multiples of 1/4, exact in both. The pixels' gradients are a sum of two numbers in
-// both, in columns 2c and 2c + 1 for red, green, blue and depth.
+// The weights of the moments are small multiples of 1/4, exact in both. The pixels' gradients are a sum of two
+// numbers in both, in columns 2c and 2c + 1 for red, green, blue and depth.
 //
-// Compile-time: STATISTICS (0, 1), SPLIT (0, 1), DEPTH_GRADIENT (0, or 1 with SPLIT: depths know no range), BLOCKS (that a
-// multiprocessor should have registers for) and those of raster.h.
+// Compile-time: STATISTICS (0, 1), SPLIT (0, 1), DEPTH_GRADIENT (0, or 1 with SPLIT: depths know no range), BLOCKS
+// (that a multiprocessor should have registers for) and those of raster.h.
 #include "raster.h"
 
 using namespace bytesplat;
@@ -35,7 +37,9 @@ __device__ inline unsigned split(float x) {
     return pack_bf16(upper, x - upper);
 }
 // A word of B for the same pixels.
-__device__ inline unsigned weight_word(float first, float second) { return SPLIT ? pack_bf16(first, first) : pack_f16(second, first); }
+__device__ inline unsigned weight_word(float first, float second) {
+    return SPLIT ? pack_bf16(first, first) : pack_f16(second, first);
+}
 
 __device__ inline void multiply(float d[4], const uint4& a, unsigned b0, unsigned b1) {
     if (SPLIT) multiply_bf16(d, a, b0, b1);
@@ -49,13 +53,28 @@ __device__ inline float largest_in(unsigned word) {
     return fmaxf(unpack_f16(word), unpack_f16(word >> 16));
 }
 
-// A, as lanes write it and as the tensor cores want it: a lane writes its words of p and w side by side, and what lane (g, t)
-// feeds to a product are those of two neighbouring lanes, four words in a line. The places of odd records are swapped in
-// eights, so that lanes which read two records at once hit different banks.
+// A, as lanes write it and as the tensor cores want it: a lane writes its words of p and w side by side, and what
+// lane (g, t) feeds to a product are those of two neighbouring lanes, four words in a line. The places of odd records
+// are swapped in eights, so that lanes which read two records at once hit different banks.
 struct __align__(16) Rows {
     uint2 words[GROUP][WORDS * WARP];
 #if STATISTICS
     uint2 absolute[GROUP][WARP];  // |d mean2d| of a lane's pixels, x and y
+#endif
+    // A lane's two pixels.
+    __device__ void put(int record, const float p[PIXELS], const float w[PIXELS]) {
+        if (SPLIT)
+            for (int q = 0; q < PIXELS; ++q)
+                words[record][place(record, threadIdx.x, q)] = make_uint2(split(p[q]), split(w[q]));
+        else
+            words[record][place(record, threadIdx.x, 0)] = make_uint2(pack_f16(p[1], p[0]), pack_f16(w[1], w[0]));
+    }
+#if STATISTICS
+    __device__ void put_absolute(int record, const float x[PIXELS], const float y[PIXELS]) {
+        const float x0 = fabsf(x[0]), x1 = fabsf(x[1]), y0 = fabsf(y[0]), y1 = fabsf(y[1]);
+        absolute[record][place(record, threadIdx.x, 0)] = SPLIT ? make_uint2(split(x0 + x1), split(y0 + y1))
+                                                                : make_uint2(pack_f16(x1, x0), pack_f16(y1, y0));
+    }
 #endif
     __device__ static int place(int record, int lane, int word) { return (lane + WARP * word) ^ (record % 2 * 8); }
     __device__ uint4 fragment(int record, int step, int t) const {
@@ -63,10 +82,9 @@ struct __align__(16) Rows {
     }
 };
 
-// Adds the group at the head of the queue to the records' gradient rows: lane (g, t) gathers floats 4t to 4t + 3 of record
-// g's row. The whole warp calls it.
-// Adds a group to its records' gradient rows: lane (g, t) gathers floats 4t to 4t + 3 of the row of record g, its `record`.
-// `unit` is that of the gradients. The whole warp calls it.
+// Adds the group at the head of the queue to the records' gradient rows: lane (g, t) gathers floats 4t to 4t + 3 of
+// record g's row. The whole warp calls it. Adds a group to its records' gradient rows: lane (g, t) gathers floats 4t
+// to 4t + 3 of the row of record g, its `record`. `unit` is that of the gradients. The whole warp calls it.
 __device__ inline void add_group(const Rows& rows, const Queued& record, const unsigned (*moment_weights)[2],
                                  const uint4* colour_weights, float unit, float* gradient_rows) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4, quad = lane & ~3;
@@ -97,14 +115,15 @@ __device__ inline void add_group(const Rows& rows, const Queued& record, const u
     const float sy = __shfl_sync(ALL_LANES, moments[0], quad + 1), sxx = __shfl_sync(ALL_LANES, moments[1], quad + 1);
     const float sxy = __shfl_sync(ALL_LANES, moments[0], quad + 2), syy = __shfl_sync(ALL_LANES, moments[1], quad + 2);
     const float own = colours[2] + colours[3];
-    const float neighbour = __shfl_sync(ALL_LANES, own, t == 1 ? quad : quad + 3);  // red for green's lane, depth for blue's
+    const float neighbour = __shfl_sync(ALL_LANES, own, t == 1 ? quad : quad + 3);  // red for green, depth for blue
     const float importance = STATISTICS ? __shfl_sync(ALL_LANES, moments[2], quad) : 0.0f;
 
     const float ux = record.shape.x, uy = record.shape.y;
     const float dx = fmaf(ux, s, -sx), dy = fmaf(uy, s, -sy);  // sums of p times the offset from pixel to mean
     const float dxx = fmaf(ux, dx - sx, sxx), dyy = fmaf(uy, dy - sy, syy), dxy = fmaf(ux, dy, fmaf(-uy, sx, sxy));
     constexpr float LN_2 = 1.0f / LOG2_E;
-    const float twice_a = 2.0f * record.shape.z, b = record.shape.w, twice_c = 2.0f * record.colour.x;  // of power, so -log2(e)
+    // The terms of power, so -log2(e) times those of sigma.
+    const float twice_a = 2.0f * record.shape.z, b = record.shape.w, twice_c = 2.0f * record.colour.x;
     const float mean_x = LN_2 * fmaf(twice_a, dx, b * dy), mean_y = LN_2 * fmaf(b, dx, twice_c * dy);
     constexpr float WEIGHT = 1.0f / UNIT;
     float4 sum;
@@ -115,14 +134,16 @@ __device__ inline void add_group(const Rows& rows, const Queued& record, const u
     if (t == 3) unit = 1.0f;  // statistics of alpha T are no gradients
     float* row = gradient_rows + static_cast<long long>(static_cast<int>(__float_as_uint(record.tail.z))) * ROW;
     const bool exists = record.colour.y > -1e29f;
-    if (exists && (STATISTICS || t < 3)) add_vector(row + 4 * t, unit * sum.x, unit * sum.y, unit * sum.z, unit * sum.w);
+    if (exists && (STATISTICS || t < 3))
+        add_vector(row + 4 * t, unit * sum.x, unit * sum.y, unit * sum.z, unit * sum.w);
     if (STATISTICS && exists && t == 3)
         atomicMax(reinterpret_cast<unsigned*>(row + MAX_CONTRIBUTION), __float_as_uint(WEIGHT * largest_in(peak)));
 }
 
 // A power of two close to the reciprocal of a warp's largest number; 1 if that is zero or beyond all bounds.
 __device__ inline float reciprocal_unit(float magnitude) {
-    for (int step = WARP / 2; step > 0; step /= 2) magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, step));
+    for (int step = WARP / 2; step > 0; step /= 2)
+        magnitude = fmaxf(magnitude, __shfl_xor_sync(ALL_LANES, magnitude, step));
     const unsigned exponent = __float_as_uint(magnitude) >> 23;
     return exponent > 1 && exponent < 253 ? __uint_as_float((254 - exponent) << 23) : 1.0f;
 }
@@ -161,7 +182,8 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
     fetch();
     if (lane == 0) centre[0] = region.centre_x, centre[1] = region.centre_y;
 
-    // Phase 1: the pixels' gradients. `rest` is what this and all records behind still add to the differentiated scalar.
+    // Phase 1: the pixels' gradients. `rest` is what this and all records behind still add to the differentiated
+    // scalar.
     float magnitude = 0.0f;
     float running[PIXELS] = {}, rest[PIXELS] = {}, gr[PIXELS] = {}, gg[PIXELS] = {}, gb[PIXELS] = {}, gz[PIXELS] = {};
     float2 bounds[PIXELS] = {};
@@ -182,14 +204,15 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
 
     const float scale = SPLIT ? 1.0f : reciprocal_unit(magnitude);
 
-    // Phase 2: B. Lane (g, t) holds column g of the pixels of two neighbouring lanes: a moment's weights, and of the pixels'
-    // gradients upper and lower parts in turn.
+    // Phase 2: B. Lane (g, t) holds column g of the pixels of two neighbouring lanes: a moment's weights, and of the
+    // pixels' gradients upper and lower parts in turn.
     float* channels = reinterpret_cast<float*>(&rows);  // [4, 64], for now
 #pragma unroll
     for (int q = 0; q < PIXELS; ++q) {
         rest[q] *= scale, gr[q] *= scale, gg[q] *= scale, gb[q] *= scale, gz[q] *= scale;
         const int pixel = lane + WARP * q;
-        channels[pixel] = gr[q], channels[64 + pixel] = gg[q], channels[128 + pixel] = gb[q], channels[192 + pixel] = gz[q];
+        channels[pixel] = gr[q], channels[64 + pixel] = gg[q];
+        channels[128 + pixel] = gb[q], channels[192 + pixel] = gz[q];
         gr[q] *= 1.0f / UNIT, gg[q] *= 1.0f / UNIT, gb[q] *= 1.0f / UNIT;
     }
     __syncwarp();
@@ -200,7 +223,8 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         for (int h = 0; h < 2; ++h) {
             const auto weight = [&](int q) {
                 const float x = 2 * t + h - 3.5f, y = step % 4 + ROW_STEP * q - 3.5f;
-                return g == 0 ? 1.0f : g == 1 ? x : g == 2 ? y : g == 3 ? x * x : g == 4 ? x * y : g == 5 ? y * y : 0.0f;
+                const float linear = g == 0 ? 1.0f : g == 1 ? x : y, square = g == 3 ? x * x : g == 4 ? x * y : y * y;
+                return g < 3 ? linear : g < 6 ? square : 0.0f;
             };
             moment_weights[step][h] = weight_word(weight(SPLIT ? step / 4 : 0), weight(1));
         }
@@ -247,7 +271,6 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                 for (int u = 0; u < UNROLL; ++u) {
                     const Queued& record = queue[head + first + u];
                     const float4 colour = record.colour, tail = record.tail;
-                    const int row = first + u;
                     float p[PIXELS], weight[PIXELS], absolute_x[PIXELS], absolute_y[PIXELS];
 #pragma unroll
                     for (int q = 0; q < PIXELS; ++q) {
@@ -263,19 +286,15 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                         // alpha dL/dalpha = alpha (T s - R / (1 - alpha)) = w (s - R / (T (1 - alpha)))
                         p[q] = weight[q] * fmaf(-rest[q], reciprocal_fast(behind), scalar);
                         p[q] = blended && opacity[u][q] <= ALPHA_MAX ? p[q] : 0.0f;
-                        if (SPLIT) rows.words[row][Rows::place(row, lane, q)] = make_uint2(split(p[q]), split(weight[q]));
                         if (STATISTICS) {  // in units of power: a factor of ln 2 is left for later
                             const float dy = column[u].dy - static_cast<float>(ROW_STEP * q);
                             absolute_x[q] = p[q] * fmaf(record.shape.w, dy, 2.0f * record.shape.z * column[u].dx);
                             absolute_y[q] = p[q] * fmaf(colour.x, dy, fmaf(colour.x, dy, column[u].slope));
                         }
                     }
-                    if (!SPLIT)
-                        rows.words[row][Rows::place(row, lane, 0)] = make_uint2(pack_f16(p[1], p[0]), pack_f16(weight[1], weight[0]));
+                    rows.put(first + u, p, weight);
 #if STATISTICS
-                    const float x[2] = {fabsf(absolute_x[0]), fabsf(absolute_x[1])}, y[2] = {fabsf(absolute_y[0]), fabsf(absolute_y[1])};
-                    rows.absolute[row][Rows::place(row, lane, 0)] = SPLIT ? make_uint2(split(x[0] + x[1]), split(y[0] + y[1]))
-                                                                          : make_uint2(pack_f16(x[1], x[0]), pack_f16(y[1], y[0]));
+                    rows.put_absolute(first + u, absolute_x, absolute_y);
 #endif
                 }
             }

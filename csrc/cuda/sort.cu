@@ -1,11 +1,12 @@
-// Radix sort of (key, value) pairs, least significant digit first: one launch a digit of 8 bits, each key read once and
-// written once (Adinets & Merrill 2022, "Onesweep"). Stable. How many pairs there are is known to the device alone.
+// Radix sort of (key, value) pairs, least significant digit first: one launch a digit of 8 bits, each key read once
+// and written once (Adinets & Merrill 2022, "Onesweep"). Stable. How many pairs there are is known to the device
+// alone.
 //
-// A block ranks its pairs by digit, learns from its predecessors by look-back how many pairs of each digit come before
-// its own, reorders its pairs in shared memory and writes runs of equal digits.
+// A block ranks its pairs by digit, learns from its predecessors by look-back how many pairs of each digit come
+// before its own, reorders its pairs in shared memory and writes runs of equal digits.
 //
-// Compile-time: COUNT, which of StepState's counts says how many pairs there are (0 records, 1 pairs); ITEMS, the pairs of a
-// thread: many for long inputs, few where there would not be a block for every multiprocessor.
+// Compile-time: COUNT, which of StepState's counts says how many pairs there are (0 records, 1 pairs); ITEMS, the
+// pairs of a thread: many for long inputs, few where there would not be a block for every multiprocessor.
 #include "lookback.h"
 #include "platform.h"
 #include "step.h"
@@ -40,9 +41,9 @@ sort_digit(const unsigned* __restrict__ keys,
            const long long* state) {
     if (step_state(state).halted) return;
     const long long count = COUNT == 0 ? step_state(state).records : step_state(state).pairs;
-    __shared__ unsigned starts[WARPS][DIGITS];  // how many of a warp's pairs have the digit, then where they start in the block
+    __shared__ unsigned starts[WARPS][DIGITS];  // how many of a warp's pairs have the digit, then where they start
     __shared__ unsigned sorted_key[BLOCK_PAIRS], sorted_value[BLOCK_PAIRS];
-    __shared__ unsigned destination[DIGITS];  // where the block's first pair of a digit goes, less its place in the block
+    __shared__ unsigned destination[DIGITS];  // where the block's first pair of a digit goes, less its place here
     const unsigned block = ordered_block(counter);
     const long long first = static_cast<long long>(block) * BLOCK_PAIRS;
     if (first >= count) return;

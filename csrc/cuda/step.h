@@ -1,7 +1,7 @@
 // What the kernels of a step know about its sizes, which only the device knows: nothing is read back to the host.
 //
-// Buffers are allocated larger than needed. A kernel whose output does not fit says so in `halted`; every later kernel of
-// the step, the optimizer's included, then does nothing, and the host repeats the step with larger buffers.
+// Buffers are allocated larger than needed. A kernel whose output does not fit says so in `halted`; every later
+// kernel of the step, the optimizer's included, then does nothing, and the host repeats the step with larger buffers.
 #pragma once
 #include "layout.h"
 

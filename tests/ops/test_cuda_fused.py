@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,6 @@ from oracle import cast, truth
 
 from bytesplat_ns.ops.cuda import ahead, projection
 from bytesplat_ns.ops.layout import DEPTH, IMPORTANCE, RECORD_WIDTH, GaussianGradients, Gaussians, Image, ImageGradients
-
 
 pytestmark = pytest.mark.parametrize("backend", ["cuda"], indirect=True)
 
@@ -104,3 +104,12 @@ def test_faster_sums_over_pixels(backend: Backend, name: str) -> None:
     assert (error[RECORD_WIDTH:] < 1e-3).all()
     # Weights alpha T are positive: a bias would show in their sums, of which there are many.
     assert abs(fast[:, IMPORTANCE].sum() / exact[:, IMPORTANCE].sum() - 1) < 1e-4
+
+
+def test_a_thread_that_has_not_used_the_gpu_yet(backend: Backend) -> None:
+    """The viewer renders in a thread of its own."""
+    parameter, gradient = torch.zeros(5, device=backend.device), torch.ones(5, device=backend.device)
+    moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(backend.module.adam, parameter, gradient, *moments, lr=0.5, step=1).result()
+    torch.testing.assert_close(parameter.cpu(), torch.full((5,), -0.5))

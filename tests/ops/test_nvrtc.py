@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from bytesplat_ns.ops import nvrtc
-from bytesplat_ns.ops.nvrtc import Program, parse_parameters, read_source
+from bytesplat_ns.ops.nvrtc import Parameters, Program, read_source
 
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(32)
@@ -30,18 +32,28 @@ def test_sources_are_complete() -> None:
 
 
 def test_parameters_are_those_of_the_signature() -> None:
-    converters = parse_parameters(SOURCE, "scale")
     values, counts = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
-    arguments = [values, counts, 2**40, 0.5, 7]
-    converted = [convert(argument) for convert, argument in zip(converters, arguments, strict=True)]
-    assert converted == [values.data_ptr(), counts.data_ptr(), 2**40, 0.5, 7]
-    assert [type(value).__name__ for value in converted[2:]] == ["int64", "float32", "uint32"]
-    assert converters[0](None) == 0
+    parameters = Parameters(SOURCE, "scale")
+    places = parameters.place((values, counts, 2**40, 0.5, 7))
+    kinds = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_float, ctypes.c_uint]
+    placed = [kind.from_address(place).value for kind, place in zip(kinds, places, strict=True)]
+    assert placed == [values.data_ptr(), counts.data_ptr(), 2**40, 0.5, 7]
 
 
-def test_a_tensor_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="counts of kernel scale must be torch.int32, not torch.int64"):
-        parse_parameters(SOURCE, "scale")[1](torch.zeros(3, dtype=torch.int64))
+def test_a_missing_tensor_is_a_null_pointer() -> None:
+    parameters = Parameters(SOURCE, "scale")
+    place = parameters.place((None, torch.zeros(3, dtype=torch.int32), 1, 1.0, 1))[0]
+    assert ctypes.c_void_p.from_address(place).value is None
+
+
+def test_arguments_that_do_not_fit_are_refused() -> None:
+    parameters, values, counts = Parameters(SOURCE, "scale"), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"counts of kernel scale must be torch\.int32, not torch\.int64"):
+        parameters.place((values, counts.long(), 1, 1.0, 1))
+    with pytest.raises(struct.error):
+        parameters.place((values, counts, 1, 1.0, 2**32))
+    with pytest.raises(ValueError, match="longer"):
+        parameters.place((values, counts, 1, 1.0))
 
 
 def test_a_kernel_is_made_once_for_its_constants() -> None:

@@ -69,7 +69,8 @@ def rasterize_backward(
     records = on_device(records)
     width = ROW_WIDTH_WITH_STATISTICS if settings.statistics else ROW_WIDTH
     rows = torch.zeros(len(records), -(-width // 4) * 4, device=records.table.device)
-    constants = backward_constants(_switches(settings, interval), settings.statistics, gradients.depth is not None, exact)
+    switches = _switches(settings, interval)
+    constants = backward_constants(switches, settings.statistics, gradients.depth is not None, exact)
     BACKWARD.kernel("rasterize_backward", **constants)(
         _tiles(cameras) * QUARTERS,
         THREADS,

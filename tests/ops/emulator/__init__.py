@@ -12,9 +12,7 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from bytesplat_ns.ops import nvrtc
@@ -28,14 +26,7 @@ def install(folder: Path) -> None:
 
     def load(program: nvrtc.Program, name: str, constants: nvrtc.Constants, device: torch.device) -> nvrtc.Launch:
         assert device.type == "cpu"
-        launch = getattr(_library(program.file, constants, folder), f"launch_{name}")
-
-        def start(blocks: int, threads: int, arguments: list[Any]) -> None:
-            # Pointers come as int, scalars as numpy's; the launcher is given where each one lies.
-            boxes = [np.array([value], dtype=np.uint64 if isinstance(value, int) else None) for value in arguments]
-            launch(blocks, threads, (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes)))
-
-        return start
+        return getattr(_library(program.file, constants, folder), f"launch_{name}")
 
     nvrtc.load = load
     binning.multiprocessors = lambda device: 1  # few blocks, so that each has several things to do

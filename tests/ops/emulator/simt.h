@@ -1,8 +1,9 @@
 // Runs CUDA kernels on a CPU: every thread of a block is a fiber, blocks run one after another.
 //
-// A fiber runs until it meets a barrier or an exchange with other lanes; then the next one runs. A warp's exchange happens
-// when all its lanes that still live have arrived at one of the same kind; a block that cannot go on stops the program with
-// a message. So what is checked is the kernels' logic and arithmetic, on any machine, and not their races or their speed.
+// A fiber runs until it meets a barrier or an exchange with other lanes; then the next one runs. A warp's exchange
+// happens when all its lanes that still live have arrived at one of the same kind; a block that cannot go on stops
+// the program with a message. So what is checked is the kernels' logic and arithmetic, on any machine, and not their
+// races or their speed.
 #pragma once
 
 #include <csetjmp>
@@ -184,14 +185,26 @@ inline void __syncthreads() { simt::meet_block(100); }
 inline void __syncwarp(unsigned = 0xffffffffu) { simt::meet_warp(10); }
 inline unsigned __ballot_sync(unsigned, bool vote) { return simt::ballot(vote); }
 inline bool __any_sync(unsigned, bool vote) { return simt::ballot(vote) != 0; }
-template <class T> inline T __shfl_sync(unsigned, T value, int source) { return simt::exchange(value, source & 31, 20); }
-template <class T> inline T __shfl_xor_sync(unsigned, T value, int mask) { return simt::exchange(value, simt::lane() ^ mask, 22); }
+template <class T> inline T __shfl_sync(unsigned, T value, int source) {
+    return simt::exchange(value, source & 31, 20);
+}
+template <class T> inline T __shfl_xor_sync(unsigned, T value, int mask) {
+    return simt::exchange(value, simt::lane() ^ mask, 22);
+}
 template <class T> inline T __shfl_up_sync(unsigned, T value, int delta) {
     return simt::exchange(value, simt::lane() >= delta ? simt::lane() - delta : simt::lane(), 24);
 }
 
-template <class T> inline T atomicAdd(T* address, T value) { const T old = *address; *address += value; return old; }
-template <class T> inline T atomicMax(T* address, T value) { const T old = *address; *address = std::max(old, value); return old; }
+template <class T> inline T atomicAdd(T* address, T value) {
+    const T old = *address;
+    *address += value;
+    return old;
+}
+template <class T> inline T atomicMax(T* address, T value) {
+    const T old = *address;
+    *address = std::max(old, value);
+    return old;
+}
 
 inline unsigned __float_as_uint(float x) { unsigned w; std::memcpy(&w, &x, 4); return w; }
 inline float __uint_as_float(unsigned w) { float x; std::memcpy(&x, &w, 4); return x; }
