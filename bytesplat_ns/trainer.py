@@ -113,6 +113,7 @@ class ByteSplatTrainer(Trainer):
                 self.progress.close()
 
     def _begin(self) -> None:
+        """What the first step needs; signals are waited for already."""
         self.base_dir.mkdir(parents=True, exist_ok=True)
         self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
             self.base_dir / "dataparser_transforms.json"
@@ -120,7 +121,7 @@ class ByteSplatTrainer(Trainer):
         self._init_viewer_state()
         self.stop_training = False
         self._steps_done = self._steps_saved = self._start_step
-        self._adam_steps = self.pipeline.optimizer.steps  # after those
+        self._adam_steps = self.pipeline.optimizer.steps  # its count when they were done
         self._logged = time.monotonic(), self._start_step
         self.progress = Progress(self.base_dir / "metrics.jsonl", self.total_steps, self._start_step)
 

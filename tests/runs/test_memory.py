@@ -14,6 +14,7 @@ from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.memory import Need
 from bytesplat_ns.ops.layout import Gaussians
 from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.photo_cache import Photo, PhotoCache
 
 GIB = 1024**3
 
@@ -46,6 +47,15 @@ def test_what_fits_is_told_and_what_does_not_is_warned_of():
     assert bad and "lower --pipeline.model.max-gaussians to 3221225" in line
 
 
+def test_photos_count_until_they_are_there():
+    photo = Photo(torch.zeros(10, 10, 3, dtype=torch.uint8))
+    cache = PhotoCache(lambda index: photo, [300, 300, 300], "cpu", budget=700)
+    assert cache.pending == 700
+    cache[1]
+    assert cache.pending == 400
+    assert PhotoCache(lambda index: photo, [300], "cpu", budget=700).pending == 300
+
+
 def test_limits_of_containers_and_schedulers_count(tmp_path):
     (tmp_path / "self").write_text("0::/system/job\n")
     root = tmp_path / "root"
@@ -73,6 +83,7 @@ def measure(server, run, tmp_path, *options: object, gaussians: int) -> dict[str
     child = server.start("measured", report, *words)
     assert child.end(120) == 0, child.output
     assert f"{gaussians:,} Gaussians (at most {gaussians:,})" in " ".join(child.output.split())
+    assert child.output.count("Memory: this run will need about") == 1
     return json.loads(report.read_text())
 
 
@@ -103,9 +114,10 @@ def test_no_memory_in_a_step_saves_what_was_there_before_it(server, run):
     assert "Traceback" not in child.output
     for words in ("Out of memory with", "can't allocate memory", "lower --pipeline.model.max-gaussians", "--load-dir"):
         assert words in child.output
-    words = run.words(steps=8)
+    words = run.words("--pipeline.model.max-gaussians", 500, steps=8)
     resumed = server.start("ns_train", words[0], "--load-dir", run.models, *words[1:])
     assert resumed.end() == 0 and run.steps() == [7], resumed.output
+    assert len(run.checkpoint(7)["bytesplat"]["gaussians"]["ids"]) == 500, "the advice can be followed"
 
 
 def test_no_memory_for_growth_leaves_the_last_checkpoint(server, run):
