@@ -28,10 +28,10 @@ import torch
 from PIL import Image as Photo
 from torch import Tensor
 
-from bytesplat_ns.initialization import from_points
 from bytesplat_ns.ops import cpu, cpu_library, reference
 from bytesplat_ns.ops.layout import Cameras, Gaussians, RenderSettings
-from bytesplat_ns.ply import read_vertices
+from bytesplat_ns.splats.initialization import from_points
+from bytesplat_ns.splats.ply import read_vertices
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "cpu_step.json"

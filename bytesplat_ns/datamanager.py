@@ -20,10 +20,11 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from rich.progress import track
 
-from bytesplat_ns import parsing, sources
-from bytesplat_ns.dataset import PinholeDataset
-from bytesplat_ns.images import PhotoError
-from bytesplat_ns.photo_cache import GIB, PhotoCache
+from bytesplat_ns.photos import descriptions as sources
+from bytesplat_ns.photos import parsing
+from bytesplat_ns.photos.cache import GIB, PhotoCache
+from bytesplat_ns.photos.dataset import PinholeDataset
+from bytesplat_ns.photos.images import PhotoError
 from bytesplat_ns.rounds import Round, View, epoch_order, round_indices
 
 T = TypeVar("T")

@@ -24,14 +24,15 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from pytorch_msssim import SSIM
 from torch import Tensor
 
-from bytesplat_ns import initialization, ops
+from bytesplat_ns import ops
 from bytesplat_ns.density.philox import uniform
-from bytesplat_ns.frames import Similarity
-from bytesplat_ns.metrics import Lpips, view_metrics
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
 from bytesplat_ns.options import refuse_idle_options
+from bytesplat_ns.run.metrics import Lpips, view_metrics
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
-from bytesplat_ns.start_from import start_from
+from bytesplat_ns.splats import initialization
+from bytesplat_ns.splats.frames import Similarity
+from bytesplat_ns.splats.start_from import start_from
 from bytesplat_ns.views import adjust, world_to_camera
 
 VIEWER_BACKGROUND = (0.1490, 0.1647, 0.2157)

@@ -13,18 +13,19 @@ from nerfstudio.model_components.lib_bilagrid import total_variation_loss
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch import Tensor
 
-from bytesplat_ns import evaluation, ops
+from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
 from bytesplat_ns.densification import density_control
 from bytesplat_ns.density.base import DensityReport
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.export import stock
-from bytesplat_ns.metrics import psnr
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.rounds import rounds_between
+from bytesplat_ns.run import evaluation
+from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
 from bytesplat_ns.views import Batch, Collator
 

@@ -18,12 +18,12 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
-from bytesplat_ns import checkpoint, memory
-from bytesplat_ns.checkpoint import CheckpointError
-from bytesplat_ns.interrupt import Interrupt, Interrupted
-from bytesplat_ns.memory import OutOfMemory
 from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
-from bytesplat_ns.progress import Progress, tell
+from bytesplat_ns.run import checkpoint, memory
+from bytesplat_ns.run.checkpoint import CheckpointError
+from bytesplat_ns.run.interrupt import Interrupt, Interrupted
+from bytesplat_ns.run.memory import OutOfMemory
+from bytesplat_ns.run.progress import Progress, tell
 
 
 @dataclass

@@ -146,7 +146,7 @@ def take_all(capture: Capture, cameras: Array) -> Iterator[tuple[Array, Array, A
 
 def write_capture(output: Path, capture: Capture) -> None:
     """Photograph the scene into the folder `output`, which nerfstudio's default dataparser reads."""
-    from bytesplat_ns.ply import write_vertices  # not at the top: it brings torch, which the workers do not need
+    from bytesplat_ns.splats.ply import write_vertices  # not at the top: it brings torch, which the workers do not need
 
     (output / "images").mkdir(parents=True, exist_ok=True)
     cameras = poses(capture)

@@ -94,7 +94,7 @@ def evaluate_and_export(folder: Path, output: Path) -> tuple[dict[str, float], i
     from nerfstudio.scripts.eval import ComputePSNR
     from nerfstudio.scripts.exporter import ExportGaussianSplat
 
-    from bytesplat_ns.ply import read_vertices
+    from bytesplat_ns.splats.ply import read_vertices
 
     config = folder / "config.yml"
     shutil.rmtree(output / "comparisons", ignore_errors=True)  # an earlier run may have held out more photos

@@ -14,11 +14,12 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from bytesplat_ns import checkpoint, ply, spz
-from bytesplat_ns.checkpoint import CheckpointError
-from bytesplat_ns.frames import FrameError, Similarity
+from bytesplat_ns.run import checkpoint
+from bytesplat_ns.run.checkpoint import CheckpointError
 from bytesplat_ns.run_config import RunConfigError, read_run_config
-from bytesplat_ns.splats import FADED, SplatError, read_checkpoint
+from bytesplat_ns.splats import ply, spz
+from bytesplat_ns.splats.frames import FrameError, Similarity
+from bytesplat_ns.splats.read import FADED, SplatError, read_checkpoint
 
 Triple = tuple[float, float, float]
 

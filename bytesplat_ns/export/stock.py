@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from bytesplat_ns.ply import write_vertices
+from bytesplat_ns.splats.ply import write_vertices
 
 if TYPE_CHECKING:
     from bytesplat_ns.model import ByteSplatModel

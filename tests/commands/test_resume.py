@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import SAVE_EVERY, STEPS, Run, export, train
 
-from bytesplat_ns.checkpoint import CheckpointError
+from bytesplat_ns.run.checkpoint import CheckpointError
 
 
 def differences(a: Any, b: Any, name: str = "") -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from commands import STEPS, Run, export, train
 
-from bytesplat_ns import ply
 from bytesplat_ns.export.command import main as bytesplat_export
-from bytesplat_ns.splats import SplatError
+from bytesplat_ns.splats import ply
+from bytesplat_ns.splats.read import SplatError
 
 INIT, FRAME = "--pipeline.model.init-from", "--pipeline.model.init-frame"
 

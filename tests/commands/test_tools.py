@@ -12,8 +12,9 @@ import torch
 from commands import SAVE_EVERY, STEPS, export, render
 from pictures import decibels, read
 
-from bytesplat_ns import ops, ply
+from bytesplat_ns import ops
 from bytesplat_ns.ops.layout import Cameras, Gaussians
+from bytesplat_ns.splats import ply
 from bytesplat_ns.views import world_to_camera
 
 HELD_OUT = [1, 5, 9]

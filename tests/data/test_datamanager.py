@@ -18,8 +18,8 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataPars
 from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
 
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
-from bytesplat_ns.images import PhotoError
-from bytesplat_ns.undistortion import LensError
+from bytesplat_ns.photos.images import PhotoError
+from bytesplat_ns.photos.undistortion import LensError
 
 WIDTH, HEIGHT, FRAMES = 40, 30, 10
 EVAL_INTERVAL = 4  # frames 0, 4 and 8 are held out

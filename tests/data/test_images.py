@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bytesplat_ns.images import (
+from bytesplat_ns.photos.images import (
     PhotoError,
     check_mask_size,
     decode_mask,

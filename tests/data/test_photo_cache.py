@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from bytesplat_ns.photo_cache import GIB, Photo, PhotoCache, default_budget
+from bytesplat_ns.photos.cache import GIB, Photo, PhotoCache, default_budget
 
 BYTES = 4 * 6 * 3
 

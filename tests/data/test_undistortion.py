@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from bytesplat_ns.undistortion import Lens, LensError, Pinhole, pinhole, undistort
+from bytesplat_ns.photos.undistortion import Lens, LensError, Pinhole, pinhole, undistort
 
 WIDTH, HEIGHT = 120, 90
 CAMERA = Pinhole(fx=110.0, fy=115.0, cx=63.0, cy=42.5, width=WIDTH, height=HEIGHT)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bytesplat_ns.demo.capture import Capture, photograph, poses, take_all, write_capture
 from bytesplat_ns.demo.scene import still_life
-from bytesplat_ns.ply import read_vertices
+from bytesplat_ns.splats.ply import read_vertices
 
 SMALL = Capture(views=8, width=96, height=72, supersample=2, points=1200, workers=1)
 

@@ -14,9 +14,10 @@ from gaussians import random_gaussians
 from saved import checkpoint, run
 from scipy.spatial.transform import Rotation
 
-from bytesplat_ns import splats, spz
 from bytesplat_ns.export.command import main, within_box
-from bytesplat_ns.frames import Similarity
+from bytesplat_ns.splats import read as splats
+from bytesplat_ns.splats import spz
+from bytesplat_ns.splats.frames import Similarity
 
 TURN = Rotation.from_euler("xyz", [0.4, -1.1, 2.0]).as_matrix()
 TRANSFORM, SCALE = np.c_[TURN, [1.0, 2.0, 3.0]], 0.25

@@ -10,8 +10,8 @@ import torch
 from gaussians import random_gaussians, render
 from scipy.spatial.transform import Rotation
 
-from bytesplat_ns.frames import FrameError, Similarity, rotate_harmonics
 from bytesplat_ns.ops.reference.harmonics import basis
+from bytesplat_ns.splats.frames import FrameError, Similarity, rotate_harmonics
 
 TURN = Rotation.from_euler("xyz", [0.4, -1.1, 2.0]).as_matrix()
 MOVE = Similarity(TURN, 2.5, np.array([3.0, -1.0, 0.5]))

@@ -10,8 +10,9 @@ import torch
 from gaussians import random_gaussians
 from saved import checkpoint
 
-from bytesplat_ns import ply, splats, spz
-from bytesplat_ns.splats import SplatError
+from bytesplat_ns.splats import ply, spz
+from bytesplat_ns.splats import read as splats
+from bytesplat_ns.splats.read import SplatError
 
 
 @pytest.mark.parametrize("layout", ["new", "old"])

@@ -12,8 +12,8 @@ import torch
 from gaussians import random_gaussians
 from torch.nn.functional import normalize
 
-from bytesplat_ns import ply, spz
-from bytesplat_ns.spz import SpzError
+from bytesplat_ns.splats import ply, spz
+from bytesplat_ns.splats.spz import SpzError
 
 HEADER = 16
 

@@ -9,10 +9,10 @@ from gaussians import random_gaussians
 from saved import checkpoint, run
 from scipy.spatial.transform import Rotation
 
-from bytesplat_ns import ply
-from bytesplat_ns.frames import Similarity
-from bytesplat_ns.splats import SplatError
-from bytesplat_ns.start_from import start_from
+from bytesplat_ns.splats import ply
+from bytesplat_ns.splats.frames import Similarity
+from bytesplat_ns.splats.read import SplatError
+from bytesplat_ns.splats.start_from import start_from
 
 HERE = Similarity(Rotation.from_euler("xyz", [0.3, 0.2, -1.0]).as_matrix(), 0.5, np.array([1.0, 0.0, -2.0]))
 """Frame of this run."""

@@ -13,9 +13,9 @@ import sklearn.utils  # noqa: F401  half of the import of open3d, which starts t
 import torch
 from nerfstudio.scripts import train
 
-from bytesplat_ns import initialization
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.pipeline import ByteSplatPipeline
+from bytesplat_ns.splats import initialization
 
 
 def ns_train(*words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bytesplat_ns.progress import Progress
+from bytesplat_ns.run.progress import Progress
 
 SMALL = 100_000
 """Bytes: less than a checkpoint takes, more than the other files of a run."""

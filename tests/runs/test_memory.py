@@ -8,13 +8,13 @@ import pytest
 import torch
 from ns_train import Run
 
-from bytesplat_ns import memory
 from bytesplat_ns.demo.capture import Capture, write_capture
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.memory import Need
 from bytesplat_ns.ops.layout import Gaussians
 from bytesplat_ns.optim import GaussianAdam
-from bytesplat_ns.photo_cache import Photo, PhotoCache
+from bytesplat_ns.photos.cache import Photo, PhotoCache
+from bytesplat_ns.run import memory
+from bytesplat_ns.run.memory import Need
 
 GIB = 1024**3
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from ns_train import wait_until
 
-from bytesplat_ns.interrupt import Interrupt, Interrupted
+from bytesplat_ns.run.interrupt import Interrupt, Interrupted
 
 
 def fragment(output: str) -> list[str]:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bytesplat_ns import checkpoint
-from bytesplat_ns.checkpoint import CheckpointError
+from bytesplat_ns.run import checkpoint
+from bytesplat_ns.run.checkpoint import CheckpointError
 
 
 def state(step: int) -> dict:

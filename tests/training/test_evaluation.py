@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("nerfstudio")
 
-from bytesplat_ns.evaluation import averages
+from bytesplat_ns.run.evaluation import averages
 
 
 def test_a_metric_is_averaged_over_the_photos_that_have_it():

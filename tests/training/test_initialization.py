@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bytesplat_ns.initialization import SH_C0, from_points, random_cube
+from bytesplat_ns.splats.initialization import SH_C0, from_points, random_cube
 
 BIG = 10**9
 

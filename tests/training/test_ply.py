@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bytesplat_ns.ply import PlyError, read_gaussians, read_vertices, write_vertices
+from bytesplat_ns.splats.ply import PlyError, read_gaussians, read_vertices, write_vertices
 
 
 def splat(n: int, degree: int) -> dict[str, np.ndarray]:

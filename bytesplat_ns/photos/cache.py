@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from bytesplat_ns.images import downscale_image, downscale_mask
+from bytesplat_ns.photos.images import downscale_image, downscale_mask
 
 MIB, GIB = 1024**2, 1024**3
 

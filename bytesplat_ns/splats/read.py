@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bytesplat_ns import ply, spz
-from bytesplat_ns.initialization import SH_C0
 from bytesplat_ns.ops.layout import Gaussians
 from bytesplat_ns.run_config import read_run_config
+from bytesplat_ns.splats import ply, spz
+from bytesplat_ns.splats.initialization import SH_C0
 
 FADED = math.log(1 / 254)
 """Logit of 1/255: fainter Gaussians are never drawn."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from bytesplat_ns import splats
-from bytesplat_ns.frames import Similarity
-from bytesplat_ns.initialization import Parameters
-from bytesplat_ns.splats import SplatError, Splats
+from bytesplat_ns.splats import read as splats
+from bytesplat_ns.splats.frames import Similarity
+from bytesplat_ns.splats.initialization import Parameters
+from bytesplat_ns.splats.read import SplatError, Splats
 
 Frame = Literal["training", "original"]
 

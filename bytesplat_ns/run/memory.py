@@ -12,7 +12,7 @@ import torch
 
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH_WITH_STATISTICS
-from bytesplat_ns.photo_cache import GIB, MIB
+from bytesplat_ns.photos.cache import GIB, MIB
 
 if TYPE_CHECKING:
     from bytesplat_ns.pipeline import ByteSplatPipeline

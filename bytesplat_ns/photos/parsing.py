@@ -12,7 +12,7 @@ import torch
 from nerfstudio.data.dataparsers.base_dataparser import DataParserConfig, DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 
-from bytesplat_ns.sources import DataError, Source
+from bytesplat_ns.photos.descriptions import DataError, Source
 
 FLOAT32_ROUNDING = 2.0**-24
 """Largest relative error of a number that is stored as float32."""

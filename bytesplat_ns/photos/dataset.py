@@ -16,9 +16,9 @@ from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from bytesplat_ns.images import PhotoError, check_mask_size, decode_mask, decode_photo, photo_channels, resize
-from bytesplat_ns.photo_cache import Photo
-from bytesplat_ns.undistortion import Lens, LensError, Pinhole, pinhole, undistort
+from bytesplat_ns.photos.cache import Photo
+from bytesplat_ns.photos.images import PhotoError, check_mask_size, decode_mask, decode_photo, photo_channels, resize
+from bytesplat_ns.photos.undistortion import Lens, LensError, Pinhole, pinhole, undistort
 
 
 class PinholeDataset(InputDataset):

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import torch
 
-from bytesplat_ns.images import premultiply, unpremultiply
+from bytesplat_ns.photos.images import premultiply, unpremultiply
 
 _CENTRE = 0.5  # of the first pixel; OpenCV has it at 0
 

@@ -1,0 +1,1 @@
+"""Photos and their cameras: from files of any kind to pinhole images in memory."""

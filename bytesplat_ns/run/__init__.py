@@ -1,0 +1,1 @@
+"""What surrounds the steps of a run: checkpoints, progress, signals, memory, evaluation."""

@@ -1,0 +1,1 @@
+"""Gaussians outside of training: where they come from, files they are kept in, frames they are in."""
