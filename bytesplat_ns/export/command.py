@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bytesplat_ns.run import checkpoint
 from bytesplat_ns.run.checkpoint import CheckpointError
-from bytesplat_ns.run_config import RunConfigError, read_run_config
+from bytesplat_ns.run.stored_config import RunConfigError, read_run_config
 from bytesplat_ns.splats import ply, spz
 from bytesplat_ns.splats.frames import FrameError, Similarity
 from bytesplat_ns.splats.read import FADED, SplatError, read_checkpoint

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns.ops.layout import Gaussians
-from bytesplat_ns.run_config import read_run_config
+from bytesplat_ns.run.stored_config import read_run_config
 from bytesplat_ns.splats import ply, spz
 from bytesplat_ns.splats.initialization import SH_C0
 
