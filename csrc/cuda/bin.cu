@@ -69,8 +69,8 @@ __device__ inline void span_of_row(const Ellipse& ellipse, int row, const int* s
 }
 
 // Goes through the rows of a warp's ellipses, 32 at a time, whoever they belong to: a huge Gaussian keeps no other
-// waiting. Calls visit(item, owner, row, exists, base) with the whole warp: item is the row's number among those of
-// all ellipses.
+// waiting. Calls visit(owner, row, exists, base) with the whole warp: the lane whose ellipse it is, the row of tiles, and
+// the number of the first of the 32 rows among those of all ellipses.
 template <class Visit> __device__ inline void for_each_row(Ellipse* ellipses, Ellipse mine, Visit visit) {
     const int lane = threadIdx.x % WARP;
     int end = mine.rows;
