@@ -4,9 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test lint demo kernels environment
+.PHONY: test lint demo kernels cuda environment
 
-test: lint kernels
+test: lint kernels cuda
 	@$(BIN)/python -m pytest
 
 lint: environment
@@ -18,6 +18,10 @@ demo: kernels
 # The CPU libraries again, when their sources have changed since they were installed.
 kernels: environment
 	@$(BIN)/python -m bytesplat_ns.ops.cpu_build
+
+# Compiles every CUDA kernel for every kind of GPU (needs none); fails on an error or a register spill.
+cuda: environment
+	@$(BIN)/python -m bytesplat_ns.ops.compile_check
 
 environment:
 	@$(PYTHON) .ci/environment.py
