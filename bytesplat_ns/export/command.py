@@ -35,7 +35,7 @@ class Export:
     load_config: Path
     """config.yml of the run"""
     output: Path
-    """file to write; its ending chooses the format: .ply (3DGS, float32) or .spz (version 3, a tenth of the size)"""
+    """file to write; its ending chooses the format: .ply (3DGS, float32) or .spz (a tenth of the size)"""
     load_step: int | None = None
     """step of the checkpoint (default: the latest)"""
     frame: Literal["training", "original"] = "training"
@@ -43,6 +43,8 @@ class Export:
     capture (COLMAP's, for data from ns-process-data)"""
     ply_color_mode: Literal["sh_coeffs", "rgb"] = "sh_coeffs"
     """colours of a .ply: spherical harmonics, or red, green, blue of the constant one"""
+    spz_version: Literal[3, 4] = 3
+    """version of an .spz: 3, which more programs read, or 4, which is smaller (zstd instead of gzip)"""
     obb_center: Triple | None = None
     """centre of the box to crop to, in the training frame, as the viewer gives it"""
     obb_rotation: Triple = (0.0, 0.0, 0.0)
@@ -59,6 +61,8 @@ class Export:
             )
         if ending == ".spz" and self.ply_color_mode == "rgb":
             raise ExportError("--ply-color-mode rgb is for .ply; an .spz always holds harmonics.")
+        if ending == ".ply" and self.spz_version != 3:
+            raise ExportError("--spz-version is for .spz, and --output ends in .ply.")
         if (self.obb_center is None) != (self.obb_scale is None) or (any(self.obb_rotation) and not self.obb_scale):
             raise ExportError("A crop box needs both --obb-center and --obb-scale (--obb-rotation is optional).")
 
@@ -116,7 +120,7 @@ class Export:
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if self.output.suffix.lower() == ".spz":
-                spz.write(aside, parameters, antialiased)
+                spz.write(aside, parameters, antialiased, self.spz_version)
             else:
                 rgb = self.ply_color_mode == "rgb"
                 ply.write_gaussians(aside, parameters, rgb, comments=[f"frame: {self.frame}"])

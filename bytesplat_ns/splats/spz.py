@@ -1,29 +1,26 @@
-"""Gaussians as SPZ files, versions 2 and 3 of the open format: a gzip stream of quantised attributes.
+"""Gaussians as SPZ files, versions 2 to 4 of the open format: quantised attributes, compressed.
 
-After the description at github.com/nianticlabs/spz: a header of 16 bytes, then for all Gaussians the positions (24-bit
-fixed point), alphas, colours, scales, rotations and harmonics (a byte each; rotations 3 or 4 bytes). Axes in the file
-are right-up-back, while a PLY of Gaussians counts as right-down-front: reading and writing here turn by 180 degrees
+After the description at github.com/nianticlabs/spz: for all Gaussians the positions (24-bit fixed point), then alphas,
+colours, scales, rotations and harmonics (a byte each; rotations 3 or 4 bytes), in a container. Axes in the file are
+right-up-back, while a PLY of Gaussians counts as right-down-front: reading and writing here turn by 180 degrees
 about x, so that a PLY and an SPZ of the same Gaussians look alike in viewers.
 """
 
 from __future__ import annotations
 
 import os
-import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bytesplat_ns.ops.reference.harmonics import basis
+from bytesplat_ns.splats.spz_container import Header, SpzError, pack, unpack
 
-MAGIC = 0x5053474E  # "NGSP"
-ANTIALIASED = 1
-_HEADER = struct.Struct("<IIIBBBB")  # magic, version, count, SH degree, fractional bits, flags, reserved
 _TURN = torch.tensor([1.0, -1.0, -1.0])  # of positions: 180 degrees about x
 _DIRECTION = torch.tensor([[0.36, 0.48, 0.8]])
 _TURN_HARMONICS = (basis(_DIRECTION * _TURN, 3) / basis(_DIRECTION, 3)).sign()[0, 1:, None]  # [15, 1]
@@ -31,15 +28,10 @@ _COLOR = 0.15  # share of a byte's range that one unit of the constant harmonic 
 _LIMIT = 2**23 - 1
 _THREADS = min(16, os.cpu_count() or 1)
 _ROWS = 1 << 14  # Gaussians that are quantised at a time
-_BLOCK = 1 << 20  # bytes that one thread compresses at a time
 
 
-class SpzError(ValueError):
-    """A file is not an SPZ file that is read here, or Gaussians do not fit into one."""
-
-
-def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool) -> None:
-    """Writes version 3.
+def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool, version: Literal[3, 4] = 3) -> None:
+    """Writes a file.
 
     Positions get as many fractional bits as the farthest Gaussian leaves; harmonics are rounded to 5 bits (degree 1)
     and 4 bits (degrees 2, 3), the format's defaults, which compress well.
@@ -47,26 +39,26 @@ def write(path: str | Path, parameters: Mapping[str, Tensor], antialiased: bool)
     Args:
         parameters: raw, finite; shapes as in ``ops.layout.Gaussians``.
         antialiased: whether the Gaussians are to be drawn with opacities compensated for dilation.
+        version: of the format; 4 differs from 3 in its compression only.
 
     Raises:
         SpzError: a coordinate is beyond the format's range.
     """
     n, bases = parameters["features_rest"].shape[:2]
     degree = round((bases + 1) ** 0.5) - 1
-    bits = fractional_bits(parameters["means"])
-    parts = [np.empty((n, width), np.uint8) for width in _widths(3, bases)]
+    header = Header(version, n, degree, fractional_bits(parameters["means"]), antialiased)
+    parts = [np.empty((n, width), np.uint8) for width in header.widths()]
 
     def encode(start: int) -> None:
         rows = slice(start, start + _ROWS)
         block = {name: tensor[rows].detach().cpu() for name, tensor in parameters.items()}
-        for part, values in zip(parts, _encode(block, bits), strict=True):
+        for part, values in zip(parts, _encode(block, header.bits), strict=True):
             part[rows] = values
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(encode, range(0, n, _ROWS)))
-    header = _HEADER.pack(MAGIC, 3, n, degree, bits, ANTIALIASED if antialiased else 0, 0)
     with open(path, "wb") as file:
-        for chunk in _gzip(header + b"".join(part.tobytes() for part in parts)):
+        for chunk in pack(header, parts):
             file.write(chunk)
 
 
@@ -90,39 +82,17 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], bool]:
     """Raw parameters by name (float32, as ``ply.read_gaussians``), and whether they are meant for antialiased drawing.
 
     Raises:
-        SpzError: the file is damaged or of another version.
+        SpzError: the file is damaged, or of another version, degree or axes.
     """
-    content = Path(path).read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = zlib.decompress(content, wbits=31)
-        except zlib.error as error:
-            raise SpzError(f"{path} is damaged: {error}.") from error
-    if len(content) < _HEADER.size or content[:4] != b"NGSP":
-        raise SpzError(f"{path} is not an SPZ file: it does not begin with 'NGSP', packed by gzip or not.")
-    _, version, n, degree, bits, flags, _ = _HEADER.unpack_from(content)
-    if version not in (2, 3):
-        raise SpzError(f"{path} has SPZ version {version}; versions 2 and 3 are read. Convert it to one, or to PLY.")
-    if degree > 3:
-        raise SpzError(f"{path} has harmonics of degree {degree}; degrees 0 to 3 are read.")
-    bases = (degree + 1) ** 2 - 1
-    widths = _widths(version, bases)
-    if len(content) < _HEADER.size + n * sum(widths):
-        raise SpzError(
-            f"{path} is cut short: {len(content):,} bytes of {_HEADER.size + n * sum(widths):,} for {n:,} Gaussians."
-        )
-    ends = _HEADER.size + n * np.cumsum([0, *widths])
-    positions, alphas, colors, scales, rotations, harmonics = (
-        np.frombuffer(content, np.uint8, n * width, start).reshape(n, width)
-        for start, width in zip(ends, widths, strict=False)
-    )
+    header, (positions, alphas, colors, scales, rotations, harmonics) = unpack(path)
+    n, bases = header.count, (header.degree + 1) ** 2 - 1
     fixed = np.zeros((n, 3, 4), np.uint8)
     fixed[:, :, 1:] = positions.reshape(n, 3, 3)  # into the high bytes, for the sign
     # Within their rounding, so that alphas of 0 and 255 are finite logits.
     alpha = alphas.astype(np.float64).clip(0.25, 254.75) / 255
-    rotation = _from_smallest_three(rotations) if version == 3 else _from_xyz(rotations)
+    rotation = _from_xyz(rotations) if header.version == 2 else _from_smallest_three(rotations)
     values = {
-        "means": (fixed.reshape(n, 12).view("<i4") >> 8) / 2.0**bits,
+        "means": (fixed.reshape(n, 12).view("<i4") >> 8) / 2.0**header.bits,
         "quats": rotation,
         "scales": scales / 16.0 - 10,
         "opacities": np.log(alpha / (1 - alpha)),
@@ -130,12 +100,7 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], bool]:
         "features_rest": (harmonics.reshape(n, bases, 3) - 128.0) / 128,
     }
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value, np.float32)) for name, value in values.items()}
-    return _turn(tensors), bool(flags & ANTIALIASED)
-
-
-def _widths(version: int, bases: int) -> list[int]:
-    """Bytes that positions, alphas, colours, scales, rotations and harmonics of a Gaussian take."""
-    return [9, 1, 3, 3, 4 if version == 3 else 3, 3 * bases]
+    return _turn(tensors), header.antialiased
 
 
 def _turn(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -205,23 +170,3 @@ def _from_xyz(rotations: np.ndarray) -> np.ndarray:
     xyz = rotations / 127.5 - 1
     w = np.sqrt((1 - np.square(xyz).sum(axis=1)).clip(0))
     return np.concatenate([w[:, None], xyz], axis=1)
-
-
-def _gzip(data: bytes) -> Iterator[bytes]:
-    """One gzip member, its blocks compressed by several threads.
-
-    Each block but the last ends at a byte (a sync flush), and starts with the window of the one before as its
-    dictionary, so that together they are one ordinary deflate stream.
-    """
-    starts = range(0, len(data), _BLOCK)
-
-    def deflate(start: int) -> bytes:
-        window = data[max(0, start - 32768) : start]
-        packer = zlib.compressobj(4, wbits=-15, zdict=window)  # level 6 takes five times as long to gain 5 %
-        end = zlib.Z_FINISH if start == starts[-1] else zlib.Z_SYNC_FLUSH
-        return packer.compress(data[start : start + _BLOCK]) + packer.flush(end)
-
-    yield b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # no name, no time: equal Gaussians make equal files
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(deflate, starts)
-    yield struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)

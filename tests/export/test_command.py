@@ -70,6 +70,9 @@ def test_spz(tmp_path):
     assert spz.read(tmp_path / "a.spz")[1], "it is known that these are to be drawn antialiased"
     main(["--load-config", str(run(tmp_path / "classic", gaussians)), "--output", str(tmp_path / "b.spz")])
     assert not spz.read(tmp_path / "b.spz")[1]
+    same = export(config, tmp_path / "c.spz", "--spz-version", "4")
+    assert (tmp_path / "c.spz").read_bytes()[:5] == b"NGSP\4"
+    assert all(torch.equal(same[name], values) for name, values in found.items())
 
 
 def test_left_out_one_by_one_with_one_line(tmp_path, capsys):
@@ -148,6 +151,7 @@ def test_a_warning_where_numbers_are_too_coarse(tmp_path, capsys, name, far, war
         (["--output", "a.sog"], r"a\.sog: the ending must be \.ply or \.spz"),
         (["--output", "a.compressed.ply"], r"the ending must be \.ply or \.spz"),
         (["--output", "a.spz", "--ply-color-mode", "rgb"], "rgb is for .ply"),
+        (["--output", "a.ply", "--spz-version", "4"], "--spz-version is for .spz"),
         (["--output", "a.ply", "--obb-center", "0", "0", "0"], "both --obb-center and --obb-scale"),
         (["--output", "a.ply", "--obb-center", "9", "0", "0", "--obb-scale", "1", "1", "1"], "nothing is left"),
         (["--output", "a.ply", "--load-step", "7"], "holds steps 29999"),
