@@ -13,7 +13,7 @@ from typing import Literal, NoReturn
 from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
-from nerfstudio.utils.decorators import check_eval_enabled, check_main_thread, check_viewer_enabled
+from nerfstudio.utils.decorators import check_main_thread, check_viewer_enabled
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
@@ -184,16 +184,17 @@ class ByteSplatTrainer(Trainer):
             writer.put_time(EventName.ITER_TRAIN_TIME, seconds, step, update_eta=True)
             writer.put_time(EventName.TRAIN_RAYS_PER_SEC, pixels / seconds, step)
 
-    @check_eval_enabled
     def eval_iteration(self, step: int) -> None:
-        """One held-out photo, or all of them, at their intervals; all of them after the last step too."""
+        """One held-out photo, or all of them, at their intervals (without an event log, never); all after the last."""
         last = step + 1 == self.total_steps
-        if step_check(step, self.config.steps_per_eval_image):
+        config = self.config
+        logged = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
+        if logged and step_check(step, self.config.steps_per_eval_image):
             metrics, images = self.pipeline.get_eval_image_metrics_and_images(step=step)
             writer.put_dict("Eval Images Metrics", metrics, step)
             for name, image in images.items():
                 writer.put_image(f"Eval Images/{name}", image, step)
-        if last or step_check(step, self.config.steps_per_eval_all_images):
+        if last or (logged and step_check(step, self.config.steps_per_eval_all_images)):
             metrics = self.pipeline.get_average_eval_image_metrics(step=step)
             writer.put_dict("Eval Images Metrics Dict (all images)", metrics, step)
             quality = {f"eval_{k}": metrics[k] for k in ("psnr", "ssim", "lpips") if k in metrics}
@@ -290,7 +291,7 @@ def _summary(metrics: Mapping[str, float]) -> str:
 
 
 def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
-    """Options of the stock trainer that would silently do nothing here are errors."""
+    """Options of the stock trainer whose purpose would not be met here are errors."""
     found: list[str] = []
     if world_size > 1:
         found.append("--machine.num-devices > 1 (training on several ranks is not there yet)")
@@ -300,6 +301,8 @@ def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
         found.append("--gradient-accumulation-steps (use --pipeline.datamanager.views-per-round)")
     if config.log_gradients:
         found.append("--log-gradients")
+    if config.logging.local_writer.enable:
+        found.append("--logging.local-writer.enable True (progress lines and metrics.jsonl take its place)")
     for group, options in config.optimizers.items():
         fixed = vars(AdamOptimizerConfig(lr=options["optimizer"].lr, eps=EPSILON))
         found += [

@@ -3,8 +3,8 @@
     project -> bin -> rasterize -> loss -> rasterize_backward -> project_backward -> adam
 
 ``layout`` describes what passes between them, ``reference`` says what each of them means. A training step
-calls the stages one by one; ``render`` and ``photometric_loss`` wrap them for torch.autograd, for losses
-other than ours.
+calls runs of them, which a backend may fuse (``fused``); ``render`` and ``photometric_loss`` wrap them for
+torch.autograd, for losses other than ours.
 """
 
 from __future__ import annotations
@@ -54,7 +54,21 @@ def backend(device_type: str) -> ModuleType:
 
 def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> Records:
     """What each Gaussian looks like in each view, for the pairs that can reach a pixel."""
+    require_addressable(gaussians, cameras)
     return backend(gaussians.device.type).project(gaussians, cameras, settings)
+
+
+def require_addressable(gaussians: Gaussians, cameras: Cameras) -> None:
+    """Records are numbered with 32 bits.
+
+    Raises:
+        ValueError: the round could have more records than that.
+    """
+    if len(gaussians) * len(cameras) >= 2**31:
+        raise ValueError(
+            f"{len(gaussians):,} Gaussians in a round of {len(cameras)} views could make 2^31 records or more. "
+            "Lower --pipeline.datamanager.views-per-round."
+        )
 
 
 def bin(records: Records, cameras: Cameras) -> TileLists:

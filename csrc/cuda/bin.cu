@@ -172,7 +172,11 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
            unsigned* counter,               // [1] zero
            unsigned long long* lookback,    // [M / THREADS, rounded up] zero
            long long* state) {
-    if (step_state(state).halted) return;
+    // One thread looks, for all: the block with the last chunk may set it while this one starts.
+    __shared__ bool halted;
+    if (threadIdx.x == 0) halted = step_state(state).halted != 0;
+    __syncthreads();
+    if (halted) return;
     const long long records = step_state(state).records;
     __shared__ Ellipse ellipses[WARPS][WARP];
     __shared__ Span spans[WARPS][WARP];

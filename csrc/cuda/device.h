@@ -1,5 +1,5 @@
 // The few instructions that CUDA C++ has no name for, and how blocks of one launch talk to each other.
-// tests/cuda/emulator replaces this header when it runs the kernels on a CPU.
+// tests/ops/emulator replaces this header when it runs the kernels on a CPU.
 #pragma once
 
 namespace bytesplat {
