@@ -31,7 +31,8 @@ class Progress:
 
     def __init__(self, path: Path, total_steps: int, first_step: int, seconds: float = 10.0) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("a+b", buffering=0)
+        self._drop_unfinished_line()
         self._total, self._seconds = total_steps, seconds
         self._start = self._printed = time.monotonic()
         self._printed_step = first_step
@@ -67,6 +68,14 @@ class Progress:
                 raise OSError("only a part of a line could be written")
         except OSError as error:
             self.warn(str(self._path), error)
+
+    def _drop_unfinished_line(self) -> None:
+        """A process that is killed may leave a part of its last line."""
+        size = os.fstat(self._file.fileno()).st_size
+        start = max(size - 4096, 0)  # a line is far shorter
+        end = os.pread(self._file.fileno(), size - start, start)
+        if end and not end.endswith(b"\n"):
+            os.ftruncate(self._file.fileno(), start + end.rfind(b"\n") + 1)
 
     def close(self) -> None:
         self._file.close()

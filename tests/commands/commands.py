@@ -42,7 +42,8 @@ class Run:
         return torch.load(self.models / f"step-{step:09d}.ckpt", weights_only=True)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        text = (self.folder / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # one may be under way
 
 
 def arguments(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat") -> list[str]:

@@ -52,7 +52,8 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # one may be under way
 
     def wait_for_steps(self, count: int) -> None:
         """Returns once so many more steps have been reported."""
