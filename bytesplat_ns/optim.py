@@ -24,8 +24,10 @@ class GaussianAdam:
     starts with zero moments.
 
     Attributes:
-        betas, eps: may be changed between steps (a round of several views is a longer step).
+        betas, eps, views: of the next step. A round of several views is a longer step, with betas to their number.
         steps: steps taken so far.
+        age: views of all steps so far. Bias correction needs the product of all betas, which is
+            ``beta ** (age / views)`` however many views the rounds had.
         rates: learning rate of the last step by parameter name; empty before the first.
     """
 
@@ -33,7 +35,8 @@ class GaussianAdam:
         self.store = store
         self.betas = betas
         self.eps = eps
-        self.steps = 0
+        self.views = 1
+        self.steps = self.age = 0
         self.rates: Mapping[str, float] = {}
         for name in Gaussians.PARAMETERS:
             for moment in MOMENTS:
@@ -47,7 +50,7 @@ class GaussianAdam:
             gradients: dL/d(raw parameter) by name, shaped like the parameters.
             rates: learning rate of this step by parameter name.
         """
-        self.steps += 1
+        self._count()
         self.rates = rates
         for name in Gaussians.PARAMETERS:
             parameter = self.store.parameters[name].detach()
@@ -60,7 +63,7 @@ class GaussianAdam:
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 eps=self.eps,
-                step=self.steps,
+                step=self.age / self.views,
             )
 
     @torch.no_grad()
@@ -93,10 +96,10 @@ class GaussianAdam:
                 by_name[name] += gradient
             self.step(by_name, rates)
             return gradients.viewmats if poses else None
-        self.steps += 1
+        self._count()
         self.rates = rates
         moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
-        constants = {"betas": self.betas, "eps": self.eps, "step": self.steps, "poses": poses}
+        constants = {"betas": self.betas, "eps": self.eps, "step": self.age / self.views, "poses": poses}
         return fused.project_backward_adam(
             gaussians, cameras, settings, records, rows, moments, rates, **constants
         )
@@ -115,11 +118,15 @@ class GaussianAdam:
         for moment in self.moments(name):
             moment[rows] = 0.0
 
+    def _count(self) -> None:
+        self.steps += 1
+        self.age += self.views
+
     def state_dict(self) -> dict[str, Any]:
         """What the store does not hold: it saves the moments with its other columns."""
-        return {"steps": self.steps, "betas": list(self.betas), "eps": self.eps}
+        return {"steps": self.steps, "age": self.age, "betas": list(self.betas), "eps": self.eps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = state["steps"]
+        self.steps, self.age = state["steps"], state["age"]
         self.betas = tuple(state["betas"])
         self.eps = state["eps"]

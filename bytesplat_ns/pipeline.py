@@ -103,6 +103,7 @@ class ByteSplatPipeline(VanillaPipeline):
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
         self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
+        self.optimizer.views = len(batch)
         regularizers = self._regularizers(model.images_seen, len(batch))
         d_viewmats = self.optimizer.step_from_rows(
             batch.cameras, settings, there.records, there.rows, rates, regularizers, poses_move

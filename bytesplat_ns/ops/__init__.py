@@ -130,7 +130,7 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-15,
-    step: int,
+    step: float,
 ) -> None:
     """One dense step of Adam, in place; ``step`` counts from 1."""
     backend(parameter.device.type).adam(

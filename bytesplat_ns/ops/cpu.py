@@ -277,7 +277,7 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-15,
-    step: int,
+    step: float,
 ) -> None:
     """One step of Adam, in place; see ``reference.adam``."""
     tensors = {"parameter": parameter, "gradient": gradient, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}

@@ -51,7 +51,7 @@ def project_backward_adam(
     *,
     betas: tuple[float, float],
     eps: float,
-    step: int,
+    step: float,
     poses: bool,
 ) -> Tensor | None:
     """From gradient rows to moved parameters: ``project_backward``, then ``adam`` on each of the six, in place.
@@ -61,7 +61,7 @@ def project_backward_adam(
     Args:
         moments: exp_avg and exp_avg_sq by parameter name, shaped like the parameter, updated in place.
         rates: learning rate by parameter name.
-        step: number of this step, from 1.
+        step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
         poses: whether the gradient of the poses is wanted.
 
     Returns:

@@ -79,3 +79,16 @@ def test_no_gaussians(make_store):
     store = make_store(0)
     GaussianAdam(store).step(gradients(store, 0), RATES)
     assert len(store) == 0
+
+
+def test_bias_correction_follows_rounds_of_unequal_size(make_store):
+    """Under a constant gradient, corrected moments are that gradient and its square: every step is the rate."""
+    store = make_store(5)
+    optimizer = GaussianAdam(store)
+    for views in (4, 4, 1, 3, 8):
+        before = store.parameters["means"].detach().clone()
+        optimizer.views, optimizer.betas = views, (0.9**views, 0.999**views)
+        optimizer.step({k: torch.full_like(p, 0.3) for k, p in store.parameters.items()}, RATES)
+        moved = before - store.parameters["means"].detach()
+        torch.testing.assert_close(moved, torch.full_like(moved, RATES["means"]), rtol=1e-4, atol=1e-6)
+    assert (optimizer.steps, optimizer.age) == (5, 20)

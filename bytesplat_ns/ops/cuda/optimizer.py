@@ -20,7 +20,7 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-15,
-    step: int,
+    step: float,
 ) -> None:
     """One dense step of Adam, in place; see ``ops.reference.adam``."""
     parameter = parameter.detach()
@@ -38,7 +38,7 @@ def adam(
 
 
 def adam_constants(
-    lr: float, beta1: float, beta2: float, eps: float, step: int
+    lr: float, beta1: float, beta2: float, eps: float, step: float
 ) -> tuple[float, float, float, float, float]:
     """What ``AdamStep`` in ``csrc/common/adam.h`` holds: rates of both moments, step size, root correction, eps."""
     return 1 - beta1, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, eps

@@ -106,7 +106,7 @@ def project_backward_adam(
     *,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-15,
-    step: int,
+    step: float,
     poses: bool = False,
 ) -> Tensor | None:
     """``project_backward`` and a step of ``adam`` of all six parameters in one: gradients never reach memory.
@@ -114,7 +114,7 @@ def project_backward_adam(
     Args:
         moments: exp_avg and exp_avg_sq of each parameter, updated in place as the parameters are.
         rates: learning rate of each parameter.
-        step: number of this step, from 1.
+        step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
         poses: whether gradients of the poses are wanted.
 
     Returns:

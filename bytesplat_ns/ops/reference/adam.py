@@ -18,7 +18,7 @@ def adam(
     beta1: float = 0.9,
     beta2: float = 0.999,
     eps: float = 1e-15,
-    step: int,
+    step: float,
 ) -> None:
     """One step of Adam (Kingma and Ba 2015, algorithm 1), in place on the parameter and its two moments.
 
@@ -27,7 +27,7 @@ def adam(
 
     Args:
         parameter, gradient, exp_avg, exp_avg_sq: of one shape.
-        step: number of this step, from 1.
+        step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
     """
     exp_avg.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
