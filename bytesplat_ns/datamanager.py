@@ -20,6 +20,7 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from rich.progress import track
 
+from bytesplat_ns.parallel import ranks
 from bytesplat_ns.photos import descriptions as sources
 from bytesplat_ns.photos import parsing
 from bytesplat_ns.photos.cache import GIB, PhotoCache
@@ -35,8 +36,9 @@ class ByteSplatDataManagerConfig(FullImageDatamanagerConfig):
     """Configuration of the data."""
 
     _target: type = field(default_factory=lambda: ByteSplatDataManager)
-    views_per_round: int = 1
-    """Views in one optimizer step. All schedules count images, so more views a step make fewer steps."""
+    views_per_round: int | None = None
+    """Views in one optimizer step (default: one for each rank). All schedules count images, so more views a step make
+    fewer steps."""
     image_cache_gib: float | None = None
     """Memory for decoded photos, GiB a split (default: a quarter of the GPU's free memory, else half of the host's)."""
     cache_images: Literal["auto", "cpu", "gpu"] = "auto"
@@ -65,6 +67,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         test_mode: Literal["test", "val", "inference"] = "val",
         **kwargs: Any,
     ) -> None:
+        self.ranks = ranks.of_process()
         if config.data is not None:
             config.dataparser.data = Path(config.data)
         self._source = sources.read(config.dataparser)
@@ -83,37 +86,46 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             position: images seen so far.
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
-        views = [self._view(index, downscale) for index in self._indices(position)]
-        self.train_photos.prefetch(self._indices(position + len(views)))
+        owners = self._owners(position)
+        views = [self._view(index, owner, downscale) for index, owner in owners.items()]
+        coming = self._owners(position + len(views))
+        self.train_photos.prefetch(index for index, owner in coming.items() if owner == self.ranks.rank)
         return Round(views, position)
 
-    def _indices(self, position: int) -> list[int]:
-        return round_indices(self.seed, position, len(self.train_dataset), self.config.views_per_round)
+    @property
+    def views_per_round(self) -> int:
+        """Views in one optimizer step."""
+        configured = self.config.views_per_round
+        return self.ranks.size if configured is None else configured
 
-    def _view(self, index: int, downscale: int) -> View:
-        photo = self.train_photos[index]
-        height, width = photo.image.shape[:2]
+    def _owners(self, position: int) -> dict[int, int]:
+        """The photos of the round at ``position``, and the rank that owns the view of each."""
+        indices = round_indices(self.seed, position, len(self.train_dataset), self.views_per_round)
+        return {index: place % self.ranks.size for place, index in enumerate(indices)}
+
+    def _view(self, index: int, owner: int, downscale: int) -> View:
+        photo = self.train_photos[index] if owner == self.ranks.rank else None
+        cameras = self.train_dataset.cameras  # of the size of their photos
+        height, width = int(cameras.height[index]), int(cameras.width[index])
         if min(height, width) < downscale:
             raise PhotoError(
                 f"{self.train_dataset.image_filenames[index]} has {width}x{height} pixels, too few to train at "
                 f"1/{downscale} of its size at first: lower --pipeline.model.num-downscales, or remove its frame."
             )
-        photo = photo.downscale(downscale)
-        cameras = self.train_dataset.cameras
-        height, width = photo.image.shape[:2]
+        photo = None if photo is None else photo.downscale(downscale)
         return View(
             index=index,
-            owner=0,
-            ranks=1,
+            owner=owner,
+            ranks=(1 << self.ranks.size) - 1,
             camera_to_world=cameras.camera_to_worlds[index],
             fx=float(cameras.fx[index]) / downscale,
             fy=float(cameras.fy[index]) / downscale,
             cx=float(cameras.cx[index]) / downscale,
             cy=float(cameras.cy[index]) / downscale,
-            width=width,
-            height=height,
-            image=photo.image,
-            mask=photo.mask,
+            width=width // downscale,
+            height=height // downscale,
+            image=None if photo is None else photo.image,
+            mask=None if photo is None else photo.mask,
         )
 
     @property
@@ -165,8 +177,8 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     def create_train_dataset(self) -> PinholeDataset:
         """The training split, which must not be empty."""
-        if self.config.views_per_round < 1:
-            raise ValueError(f"views_per_round is {self.config.views_per_round}; it must be at least 1.")
+        if self.views_per_round < 1:
+            raise ValueError(f"views_per_round is {self.views_per_round}; it must be at least 1.")
         if not self.train_dataparser_outputs.image_filenames:
             raise ValueError(
                 f"No training photos in {self.get_datapath()}: the data parser found none for the split 'train'. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TypeVar
 
-from bytesplat_ns.density.base import Strategy
+from bytesplat_ns.density.base import Gather, Strategy
 from bytesplat_ns.density.mcmc import MCMCOptions, MCMCStrategy
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
@@ -28,12 +28,13 @@ def density_control(
     store: GaussianStore,
     optimizer: GaussianAdam,
     seed: int,
+    gather: Gather,
 ) -> Strategy:
     """The strategy that the options name, on this run's timeline with so many photos."""
     schedule = density_schedule(options, timeline, photos)
     if options.strategy == "mcmc":
-        return MCMCStrategy(store, optimizer, _part(MCMCOptions, options), schedule, seed)
-    return DefaultStrategy(store, optimizer, _part(DensityOptions, options), schedule, seed)
+        return MCMCStrategy(store, optimizer, _part(MCMCOptions, options), schedule, seed, gather)
+    return DefaultStrategy(store, optimizer, _part(DensityOptions, options), schedule, seed, gather)
 
 
 def density_schedule(options: ByteSplatModelConfig, timeline: Timeline, photos: int) -> DensitySchedule:

@@ -23,6 +23,7 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.parallel import ranks
 from bytesplat_ns.rounds import rounds_between
 from bytesplat_ns.run import evaluation
 from bytesplat_ns.run.metrics import psnr
@@ -73,7 +74,10 @@ class ByteSplatPipeline(VanillaPipeline):
     def __init__(self, config: ByteSplatPipelineConfig, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("test_mode", "val") != "val":
             config.model.forget_start()  # tools load a checkpoint of the run; the file it began with may be gone
-        super().__init__(config, *args, **kwargs)
+        self.ranks = ranks.of_process()
+        # Nerfstudio would copy the first rank's parameters to all (DDP), but each has Gaussians of its own.
+        super().__init__(config, *args, **kwargs | {"world_size": 1})
+        self.world_size = self.ranks.size
         stock.speed_up_exporter()
 
     def load_pipeline(self, loaded_state: dict[str, Any], step: int) -> None:
@@ -191,18 +195,31 @@ class ByteSplatPipeline(VanillaPipeline):
         constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
         self.shared_optimizers = Optimizers(constant, shared)
         self.strategy = density_control(
-            self.config.model, model.timeline, model.num_train_data, self.store, self.optimizer, model.seed
+            self.config.model,
+            model.timeline,
+            model.num_train_data,
+            self.store,
+            self.optimizer,
+            model.seed,
+            self.ranks.gather,
         )
+        self._keep_own_part()
+
+    def _keep_own_part(self) -> None:
+        """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""
+        if self.ranks.size > 1:
+            self.store.keep(self.store.ids % self.ranks.size == self.ranks.rank)
+            self.model.ids = self.store.ids
 
     def rounds_until(self, total_images: int) -> int:
         """Rounds from now until ``total_images`` have been seen."""
-        photos, views = self.model.num_train_data, self.config.datamanager.views_per_round
+        photos, views = self.model.num_train_data, self.datamanager.views_per_round
         return rounds_between(self.model.images_seen, total_images, photos, views)
 
     def describe_run(self) -> list[str]:
         """What this run will do and when, in images, for the log."""
         model, options, schedule = self.model, self.config.model, self.strategy.schedule
-        timeline, views = model.timeline, self.config.datamanager.views_per_round
+        timeline, views = model.timeline, self.datamanager.views_per_round
         halvings = [timeline.images(options.resolution_schedule) * k for k in range(1, options.num_downscales + 1)]
         rising = range(model.initial_sh_degree + 1, options.sh_degree + 1)
         degrees = [timeline.images(options.sh_degree_interval) * k for k in rising]
@@ -242,6 +259,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.strategy.seed = self.model.seed
         self.store.load_state_dict(state["bytesplat"]["gaussians"])
         self.optimizer.load_state_dict(state["bytesplat"]["adam"])
+        self._keep_own_part()
         self.strategy.limit()
         self.model.ids = self.store.ids
         for name, optimizer in self.shared_optimizers.optimizers.items():

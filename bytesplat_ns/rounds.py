@@ -28,8 +28,8 @@ class View:
     cy: float  # pixels
     width: int  # pixels
     height: int  # pixels
-    image: Tensor  # [H, W, 3 | 4] uint8 on the training device; the fourth channel is straight alpha
-    mask: Tensor | None  # [H, W] uint8 on the training device, nonzero = keep
+    image: Tensor | None  # [H, W, 3 | 4] uint8 on its owner's device, straight alpha; None on other ranks
+    mask: Tensor | None  # [H, W] uint8 on its owner's device, nonzero = keep
 
 
 @dataclass
@@ -38,6 +38,10 @@ class Round:
 
     views: list[View]
     position: int  # images seen before this round; the next round starts at position + len(views)
+
+    def owned_by(self, rank: int) -> list[int]:
+        """Places in ``views`` of those that a rank owns; it may own none."""
+        return [place for place, view in enumerate(self.views) if view.owner == rank]
 
 
 @lru_cache(maxsize=4)  # sorting a large capture anew in each round would show

@@ -180,7 +180,7 @@ class ByteSplatTrainer(Trainer):
         if logged > self._start_step:  # the first steps are slower and would spoil estimates
             seconds = (now - then) / (step - logged)
             pixels = self.pipeline.datamanager.get_train_rays_per_batch()
-            pixels *= self.config.pipeline.datamanager.views_per_round
+            pixels *= self.pipeline.datamanager.views_per_round
             writer.put_time(EventName.ITER_TRAIN_TIME, seconds, step, update_eta=True)
             writer.put_time(EventName.TRAIN_RAYS_PER_SEC, pixels / seconds, step)
 

@@ -50,34 +50,43 @@ def adjust(camera_to_world: Tensor, corrections: Tensor) -> Tensor:
 
 
 class Collator:
-    """Gathers the views of a round into one batch. Cameras stay on the device from one use to the next."""
+    """Gathers views of a round into one batch. Cameras stay on the device from one use to the next."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cameras: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, views: Sequence[View], pose_optimizer: PoseOptimizer | None = None) -> Batch:
-        """The batch of V views.
+        """The batch of V views whose photos are here.
 
         Args:
-            views: the round's views; photos may differ in size and number of channels.
+            views: at least one; photos may differ in size and number of channels.
             pose_optimizer: None where poses are fixed.
         """
-        parts = zip(*[self._camera(view) for view in views], strict=True)
-        poses, viewmats, intrinsics, sizes = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
-        indices = [view.index for view in views]
-        if pose_optimizer is not None:
-            viewmats = world_to_camera(adjust(poses, pose_optimizer(torch.tensor(indices)).to(self.device)))
-        width, height = max(view.width for view in views), max(view.height for view in views)
-        cameras = Cameras(viewmats.detach(), intrinsics, sizes, width, height)
-
-        channels = max(view.image.shape[2] for view in views)
-        images = [_fit(view.image.to(self.device), width, height, channels) for view in views]
+        cameras, viewmats = self.cameras(views, pose_optimizer)
+        photos = [view.image for view in views if view.image is not None]
+        assert len(photos) == len(views), "photos are with the owners of their views"
+        channels = max(photo.shape[2] for photo in photos)
+        images = [_fit(photo.to(self.device), cameras.width, cameras.height, channels) for photo in photos]
         target = images[0][None] if len(images) == 1 else torch.stack(images)
         mask = None
         if any(view.mask is not None for view in views):
-            mask = torch.stack([_fit_mask(view, width, height, self.device) for view in views])
-        return Batch(cameras, viewmats, target, mask, indices)
+            mask = torch.stack([_fit_mask(view, cameras.width, cameras.height, self.device) for view in views])
+        return Batch(cameras, viewmats, target, mask, [view.index for view in views])
+
+    def cameras(self, views: Sequence[View], pose_optimizer: PoseOptimizer | None = None) -> tuple[Cameras, Tensor]:
+        """Cameras of V views, wherever their photos are.
+
+        Returns:
+            cameras with poses detached, and their viewmats [V, 4, 4] attached to the graph of the pose optimizer.
+        """
+        parts = zip(*[self._camera(view) for view in views], strict=True)
+        poses, viewmats, intrinsics, sizes = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        if pose_optimizer is not None:
+            indices = torch.tensor([view.index for view in views])
+            viewmats = world_to_camera(adjust(poses, pose_optimizer(indices).to(self.device)))
+        width, height = max(view.width for view in views), max(view.height for view in views)
+        return Cameras(viewmats.detach(), intrinsics, sizes, width, height), viewmats
 
     def _camera(self, view: View) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Pose [1, 3, 4], viewmat [1, 4, 4], intrinsics [1, 4] and size [1, 2] of a view, on the device."""

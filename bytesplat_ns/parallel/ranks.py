@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         if size > 1 and not dist.is_initialized():
-            raise RuntimeError(f"Rank {rank} of {size} has no process group: start the ranks with ns-train or torchrun.")
+            raise RuntimeError(f"Rank {rank} of {size} has no process group: start ranks with ns-train or torchrun.")
         self.rank = rank
         self.size = size
         self.sent: Counter[str] = Counter()
@@ -98,3 +99,11 @@ class Ranks:
 
 ALONE = Ranks()
 """One rank."""
+
+
+@cache
+def of_process() -> Ranks:
+    """The group that this process was started in; ``ALONE`` without one (so in every tool that does not train)."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ALONE
+    return Ranks(dist.get_rank(), dist.get_world_size())

@@ -89,7 +89,7 @@ def preflight(pipeline: ByteSplatPipeline) -> tuple[str, bool]:
     model, data = pipeline.model, pipeline.datamanager
     cameras = data.train_dataset.cameras
     pixels = int((cameras.width * cameras.height).max())
-    need = Need.of(pipeline.store, data.config.views_per_round, pixels)
+    need = Need.of(pipeline.store, data.views_per_round, pixels)
     caches = [data.train_photos, data.eval_photos] if data.eval_dataset else [data.train_photos]
     photos = sum(cache.pending for cache in caches if cache.place.type == model.device.type)
     # The state of the Gaussians that are there already is not free any more.
