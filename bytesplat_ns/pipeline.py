@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
-from bytesplat_ns.densification import density_control
 from bytesplat_ns.density.base import DensityReport
+from bytesplat_ns.density.control import density_control
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.export import stock
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig

@@ -1,18 +1,20 @@
-"""Which density control a run has, and when it acts: from the model's options to ``density``."""
+"""Which strategy a run has, and when it acts: from the model's options to ``Strategy`` and ``DensitySchedule``."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bytesplat_ns.density.base import Gather, Strategy
 from bytesplat_ns.density.mcmc import MCMCOptions, MCMCStrategy
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.density.strategy import DefaultStrategy, DensityOptions
-from bytesplat_ns.model import ByteSplatModelConfig
 from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
+
+if TYPE_CHECKING:
+    from bytesplat_ns.model import ByteSplatModelConfig
 
 SETTLING = 5
 """Images that a Gaussian which has moved is given at least. In runs of 1,000 images on 22 photos, 5 instead of 22 was
