@@ -2,18 +2,46 @@
 
 Everything that ranks tell each other goes through here, so that what is sent is counted in one place. With one rank
 every collective is the identity, and no process group is needed.
+
+Every collective begins with a header: how many rows come, and a word of their sender. Receivers need the former anyway.
+The word costs nothing, and keeps the ranks in step when something is amiss: a rank that cannot go on takes part in the
+header of whatever the others do next, and all of them leave that collective together; a signal that one rank received
+is known to all after the same collective.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from bytesplat_ns.run.memory import exhausted
+
+T = TypeVar("T")
+
+HEADER_BYTES = 16
+"""What a rank sends each other one ahead of every collective."""
+
+_LEAVES = -1
+
+
+class RankLeft(RuntimeError):
+    """Another rank cannot go on, and said so. All ranks have left the same collective."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"Rank {rank} could not go on.")
+        self.rank = rank
+
+
+class RankLost(RuntimeError):
+    """A collective failed: another rank, or the way to it, is gone."""
 
 
 class Ranks:
@@ -21,15 +49,26 @@ class Ranks:
 
     Attributes:
         rank, size: which one this is, and how many there are.
+        device: where small tensors live that ranks exchange.
         sent: bytes that this rank has sent to other ranks, by kind.
+        heard: the largest number that any rank has announced by now, 0 if none has; the same on all ranks.
+        waited, transferred: seconds spent in headers and in what follows them, of what ``timed`` covered. A header is
+            small, so what it takes is waiting for other ranks.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu") -> None:
         if size > 1 and not dist.is_initialized():
             raise RuntimeError(f"Rank {rank} of {size} has no process group: start ranks with ns-train or torchrun.")
         self.rank = rank
         self.size = size
+        self.device = torch.device(device)
         self.sent: Counter[str] = Counter()
+        self.heard = 0
+        self.waited = self.transferred = 0.0
+        self._word = 0
+        self._timed = False
+
+    # Collectives -------------------------------------------------------------------------------------------------
 
     def gather(self, rows: Tensor, kind: str = "control") -> Tensor:
         """Concatenates the rows [n, ...] of all ranks, which may differ in number, in the order of ranks."""
@@ -41,17 +80,16 @@ class Ranks:
         """The rows [n, ...] of each rank."""
         if self.size == 1:
             return [rows]
-        counts = self._all_gather(torch.tensor([len(rows)], device=rows.device), kind)
-        longest = max(int(count) for count in counts)
-        padded = rows.new_zeros(longest, *rows.shape[1:])
+        counts = self._header([len(rows)] * self.size, kind)
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
-        parts = self._all_gather(padded, kind)
-        return [part[: int(count)] for part, count in zip(parts, counts, strict=True)]
+        return [part[:count] for part, count in zip(self._all_gather(padded, kind), counts, strict=True)]
 
     def sum(self, tensor: Tensor, kind: str = "control") -> Tensor:
         """The sum of the ranks' tensors of one shape, added in the order of ranks: the same bits everywhere."""
         if self.size == 1:
             return tensor
+        self._header([len(tensor)] * self.size if tensor.ndim else [1] * self.size, kind)
         parts = self._all_gather(tensor.contiguous(), kind)
         total = parts[0].clone()
         for part in parts[1:]:
@@ -66,35 +104,108 @@ class Ranks:
         assert len(parts) == self.size, "one part for each rank"
         if self.size == 1:
             return list(parts)
-        device = parts[0].device
-        counts = torch.tensor([len(part) for part in parts], device=device)
-        incoming = torch.empty_like(counts)
-        dist.all_to_all_single(incoming, counts)
-        sizes = incoming.tolist()
-        received = parts[0].new_empty(sum(sizes), *parts[0].shape[1:])
-        dist.all_to_all_single(received, torch.cat(list(parts)), sizes, [len(part) for part in parts])
-        here = parts[self.rank]
-        self.sent[kind] += sum(part.nbytes for part in parts) - here.nbytes + 8 * (self.size - 1)
-        return list(received.split(sizes))
+        counts = [len(part) for part in parts]
+        incoming = self._header(counts, kind)
+        received = parts[0].new_empty(sum(incoming), *parts[0].shape[1:])
+        with self._talking("transferred"):
+            dist.all_to_all_single(received, torch.cat(list(parts)), incoming, counts)
+        self.sent[kind] += sum(part.nbytes for part in parts) - parts[self.rank].nbytes
+        return list(received.split(incoming))
 
-    def broadcast(self, value: Any, source: int = 0) -> Any:
+    def broadcast(self, value: T, source: int = 0) -> T:
         """What rank ``source`` has as ``value``: any object that pickle can carry."""
         if self.size == 1:
             return value
+        self.wait()
         box = [value]
-        dist.broadcast_object_list(box, src=source)
+        with self._talking("transferred"):
+            dist.broadcast_object_list(box, src=source, device=self.device)
         return box[0]
 
     def wait(self) -> None:
         """Returns once all ranks are here."""
         if self.size > 1:
-            dist.barrier()
+            self._header([0] * self.size, "control")
+
+    # When something is amiss -------------------------------------------------------------------------------------
+
+    def announce(self, number: int) -> None:
+        """Lets all ranks know a number, with its next collective; the largest of all becomes ``heard``."""
+        self._word = number
+        if self.size == 1:
+            self.heard = number
+
+    def leave(self) -> None:
+        """Takes part in the collective that the other ranks begin next, in which they find a ``RankLeft``.
+
+        Afterwards all ranks are in step again, unless this one failed within a collective of its own.
+        """
+        if self.size > 1:
+            self._exchange_headers([0] * self.size, _LEAVES)
+
+    def agree(self, trouble: str | None) -> str | None:
+        """What went wrong on the first rank where something did, None if nothing did anywhere."""
+        troubles = [self.broadcast(trouble, source) for source in range(self.size)]
+        return next((trouble for trouble in troubles if trouble is not None), None)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measures how long this rank waits and transfers. On a GPU that costs synchronisation."""
+        self._timed = True
+        try:
+            yield
+        finally:
+            self._timed = False
+
+    # How it is done ----------------------------------------------------------------------------------------------
+
+    def _header(self, counts: Sequence[int], kind: str) -> list[int]:
+        """Tells each rank how many rows it will get; how many each rank will send to this one.
+
+        Raises:
+            RankLeft: a rank cannot go on.
+        """
+        with self._talking("waited"):
+            incoming = self._exchange_headers(counts, self._word)
+        self.sent[kind] += HEADER_BYTES * (self.size - 1)
+        words = [word for _, word in incoming]
+        if _LEAVES in words:
+            raise RankLeft(words.index(_LEAVES))
+        self.heard = max(self.heard, *words)
+        return [count for count, _ in incoming]
+
+    def _exchange_headers(self, counts: Sequence[int], word: int) -> list[list[int]]:
+        outgoing = torch.tensor([[count, word] for count in counts], device=self.device)
+        incoming = torch.empty_like(outgoing)
+        dist.all_to_all_single(incoming, outgoing)
+        return incoming.tolist()
 
     def _all_gather(self, tensor: Tensor, kind: str) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(parts, tensor)
+        with self._talking("transferred"):
+            dist.all_gather(parts, tensor)
         self.sent[kind] += tensor.nbytes * (self.size - 1)
         return parts
+
+    @contextmanager
+    def _talking(self, what: str) -> Iterator[None]:
+        """Around what torch.distributed does."""
+        if self._timed:
+            self._finish()
+            start = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            if exhausted(error):
+                raise
+            raise RankLost(f"Rank {self.rank} has lost the others: {error}") from error
+        if self._timed:
+            self._finish()
+            setattr(self, what, getattr(self, what) + time.perf_counter() - start)
+
+    def _finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 ALONE = Ranks()
@@ -106,4 +217,6 @@ def of_process() -> Ranks:
     """The group that this process was started in; ``ALONE`` without one (so in every tool that does not train)."""
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
-    return Ranks(dist.get_rank(), dist.get_world_size())
+    nccl = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    return Ranks(dist.get_rank(), dist.get_world_size(), device)
