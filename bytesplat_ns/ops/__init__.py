@@ -10,6 +10,7 @@ torch.autograd, for losses other than ours.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -21,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from .layout import (
     Cameras,
+    EncodedRows,
     GaussianGradients,
     Gaussians,
     Image,
@@ -118,6 +120,22 @@ def project_backward(
 ) -> GaussianGradients:
     """Gradients of the trained parameters and of the poses from gradient rows, summed over views."""
     return backend(gaussians.device.type).project_backward(gaussians, cameras, settings, records, rows)
+
+
+def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
+    """Gradient rows for several ranks without those that are bitwise zero.
+
+    Args:
+        rows: [M, 10 or 14], part after part.
+        parts: rows of each part, M in all.
+        columns: those that travel, ascending.
+    """
+    return backend(rows.device.type).encode_rows(rows, parts, columns)
+
+
+def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:
+    """The rows [M, width] from which ``encoded`` came; zero in the columns that did not travel."""
+    return backend(encoded.mask.device.type).decode_rows(encoded, parts, columns, width)
 
 
 def adam(

@@ -17,8 +17,9 @@ from itertools import product
 
 from cuda.core import Program as Compiler
 
-from .cuda import binning, optimizer, projection, raster
+from .cuda import binning, codec, optimizer, projection, raster
 from .cuda.loss import LOSS
+from .layout import ROW_WIDTH, ROW_WIDTH_WITH_STATISTICS
 from .nvrtc import Program, program_options
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -49,6 +50,8 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
         for statistics, exact in product((False, True), (False, True)):
             depth = interval ^ exact
             yield raster.BACKWARD, raster.backward_constants(switches, statistics, bool(depth), exact)
+    yield codec.CODEC, codec.codec_constants(range(9), codec.row_stride(ROW_WIDTH))
+    yield codec.CODEC, codec.codec_constants(range(14), codec.row_stride(ROW_WIDTH_WITH_STATISTICS))
     for channels, from_bytes, masked in product((3, 4), (0, 1), (0, 1)):
         yield LOSS, {"TARGET_CHANNELS": channels, "TARGET_BYTES": from_bytes, "MASKED": masked}
 

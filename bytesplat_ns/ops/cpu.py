@@ -10,7 +10,8 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from .cpu_library import Structure, available, call, members
+from .cpu_codec import decode_rows, encode_rows
+from .cpu_library import Structure, available, call, check, members
 from .layout import (
     RECORD_WIDTH,
     ROW_WIDTH,
@@ -29,6 +30,8 @@ __all__ = [
     "adam",
     "available",
     "bin",
+    "decode_rows",
+    "encode_rows",
     "loss",
     "project",
     "project_backward",
@@ -132,12 +135,13 @@ def project_backward(
 ) -> GaussianGradients:
     """Gradients of the trained parameters and of the poses, summed over views; see ``reference.project_backward``."""
     _check_records(records)
+    check("records.gaussian", records.gaussian, torch.int32, len(records))
     if rows.shape[-1:] not in ((ROW_WIDTH,), (ROW_WIDTH_WITH_STATISTICS,)):
         raise ValueError(
             f"rows: expected {ROW_WIDTH} columns, or {ROW_WIDTH_WITH_STATISTICS} with statistics; "
             f"found shape {list(rows.shape)}"
         )
-    _check("rows", rows, torch.float32, len(records), rows.shape[-1])
+    check("rows", rows, torch.float32, len(records), rows.shape[-1])
     source = _RecordInput(
         table=records.table,
         gaussian=records.gaussian,
@@ -205,10 +209,10 @@ def rasterize_backward(
     """Gradient rows of the records; see ``reference.rasterize_backward``."""
     shape = (len(cameras), cameras.height, cameras.width)
     for name, part in (("image", image), ("gradients", gradients)):
-        _check(f"{name}.rgb", part.rgb, torch.float32, *shape, 3)
+        check(f"{name}.rgb", part.rgb, torch.float32, *shape, 3)
         for plane in ("depth", "transmittance"):
             if (values := getattr(part, plane)) is not None:
-                _check(f"{name}.{plane}", values, torch.float32, *shape)
+                check(f"{name}.{plane}", values, torch.float32, *shape)
     back = _BackwardInput(
         pair=tiles.pair,
         pair_offsets=tiles.pair_offsets,
@@ -235,17 +239,17 @@ def loss(
 ) -> tuple[Tensor, ImageGradients]:
     """Photometric loss of each view [V] and its gradient; see ``reference.loss``."""
     shape = (len(cameras), cameras.height, cameras.width)
-    _check("image.rgb", image.rgb, torch.float32, *shape, 3)
-    _check("image.transmittance", image.transmittance, torch.float32, *shape)
-    _check("background", background, torch.float32, len(cameras), 3)
+    check("image.rgb", image.rgb, torch.float32, *shape, 3)
+    check("image.transmittance", image.transmittance, torch.float32, *shape)
+    check("background", background, torch.float32, len(cameras), 3)
     if target.dtype not in (torch.uint8, torch.float32) or target.shape[-1:] not in ((3,), (4,)):
         raise ValueError(
             f"target: expected [V, H, W, 3 or 4] of uint8 or float32, found {list(target.shape)} of {target.dtype}"
         )
-    _check("target", target, target.dtype, *shape, target.shape[-1])
+    check("target", target, target.dtype, *shape, target.shape[-1])
     if mask is not None:
         mask = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-        _check("mask", mask, torch.uint8, *shape)
+        check("mask", mask, torch.uint8, *shape)
     source = _LossInput(
         views=len(cameras),
         width=cameras.width,
@@ -282,7 +286,7 @@ def adam(
     """One step of Adam, in place; see ``reference.adam``."""
     tensors = {"parameter": parameter, "gradient": gradient, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
     for name, tensor in tensors.items():
-        _check(name, tensor, torch.float32, *parameter.shape)
+        check(name, tensor, torch.float32, *parameter.shape)
     if step < 1:
         raise ValueError(f"step: Adam counts steps from 1, found {step}")
     constants = _AdamStep(
@@ -298,27 +302,15 @@ def adam(
 # What comes in -------------------------------------------------------------------------------------------------------
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
-    """The kernels read memory as it lies: anything but the expected layout is an error."""
-    if tensor.shape == shape and tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous():
-        return
-    strided = "" if tensor.is_contiguous() else ", not contiguous (call .contiguous())"
-    raise ValueError(
-        f"{name}: expected {list(shape)} of {dtype} on cpu, "
-        f"found {list(tensor.shape)} of {tensor.dtype} on {tensor.device}{strided}"
-    )
-
-
 def _sizes(cameras: Cameras) -> Tensor:
-    _check("cameras.sizes", cameras.sizes, torch.int32, len(cameras), 2)
+    check("cameras.sizes", cameras.sizes, torch.int32, len(cameras), 2)
     return cameras.sizes
 
 
 def _check_records(records: Records) -> None:
-    _check("records.table", records.table, torch.float32, len(records), RECORD_WIDTH)
-    _check("records.gaussian", records.gaussian, torch.int32, len(records))
-    _check("records.view", records.view, torch.int32, len(records))
-    _check("records.ids", records.ids, torch.int64, len(records))
+    check("records.table", records.table, torch.float32, len(records), RECORD_WIDTH)
+    check("records.view", records.view, torch.int32, len(records))
+    check("records.ids", records.ids, torch.int64, len(records))
 
 
 def _project_input(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> Structure:
@@ -326,10 +318,10 @@ def _project_input(gaussians: Gaussians, cameras: Cameras, settings: RenderSetti
     functions = gaussians.features_rest.shape[1] + 1
     columns = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (1,), "features_dc": (3,)}
     for name, shape in {**columns, "features_rest": (functions - 1, 3)}.items():
-        _check(name, getattr(gaussians, name), torch.float32, count, *shape)
-    _check("ids", gaussians.ids, torch.int64, count)
-    _check("cameras.viewmats", cameras.viewmats, torch.float32, views, 4, 4)
-    _check("cameras.intrinsics", cameras.intrinsics, torch.float32, views, 4)
+        check(name, getattr(gaussians, name), torch.float32, count, *shape)
+    check("ids", gaussians.ids, torch.int64, count)
+    check("cameras.viewmats", cameras.viewmats, torch.float32, views, 4, 4)
+    check("cameras.intrinsics", cameras.intrinsics, torch.float32, views, 4)
     if not 0 <= settings.sh_degree <= 3:
         raise ValueError(f"settings.sh_degree: expected 0 to 3, found {settings.sh_degree}")
     return _ProjectInput(
@@ -354,12 +346,12 @@ def _raster_input(
 ) -> Structure:
     _check_records(records)
     pairs = len(tiles.records)
-    _check("tiles.offsets", tiles.offsets, torch.int64, len(cameras) * cameras.tiles_y * cameras.tiles_x + 1)
-    _check("tiles.records", tiles.records, torch.int32, pairs)
-    _check("tiles.pair", tiles.pair, torch.int64, pairs)
-    _check("tiles.pair_offsets", tiles.pair_offsets, torch.int64, len(records) + 1)
+    check("tiles.offsets", tiles.offsets, torch.int64, len(cameras) * cameras.tiles_y * cameras.tiles_x + 1)
+    check("tiles.records", tiles.records, torch.int32, pairs)
+    check("tiles.pair", tiles.pair, torch.int64, pairs)
+    check("tiles.pair_offsets", tiles.pair_offsets, torch.int64, len(records) + 1)
     if interval is not None:
-        _check("interval", interval, torch.float32, len(cameras), cameras.height, cameras.width, 2)
+        check("interval", interval, torch.float32, len(cameras), cameras.height, cameras.width, 2)
     return _RasterInput(
         views=len(cameras),
         width=cameras.width,

@@ -104,6 +104,17 @@ def call(function: str, *arguments: Any) -> Any:
     return getattr(load(name), f"bytesplat_{function}")(c_int(torch.get_num_threads()), *converted)
 
 
+def check(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
+    """The kernels read memory as it lies: anything but the expected layout is an error."""
+    if tensor.shape == shape and tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous():
+        return
+    strided = "" if tensor.is_contiguous() else ", not contiguous (call .contiguous())"
+    raise ValueError(
+        f"{name}: expected {list(shape)} of {dtype} on cpu, "
+        f"found {list(tensor.shape)} of {tensor.dtype} on {tensor.device}{strided}"
+    )
+
+
 class Structure(ctypes.Structure):
     """A C structure that takes its fields by keyword, tensors for pointers, and keeps those tensors alive."""
 

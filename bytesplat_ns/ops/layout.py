@@ -11,6 +11,7 @@ are mirrored in ``csrc/common/layout.h``; ``tests/ops/test_layout.py`` compares 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -110,6 +111,8 @@ class Records:
     """The M visible (view, Gaussian) pairs of a round, ordered by view, then by Gaussian index."""
 
     table: Tensor  # [M, RECORD_WIDTH] float32
+    # Records that came from other ranks leave ``gaussian`` and ``radius`` empty, and only the records of one rank are
+    # in order: what is done with them (``bin``, ``rasterize``) does not ask.
     gaussian: Tensor  # [M] int32, index into the local Gaussians
     view: Tensor  # [M] int32, index into the round's views
     radius: Tensor  # [M] float32 pixels, three standard deviations along the major axis
@@ -162,6 +165,23 @@ class Differentiated:
     image: Image
     losses: Tensor  # [V]
     rows: Tensor  # [M, ROW_WIDTH or ROW_WIDTH_WITH_STATISTICS]
+
+
+@dataclass
+class EncodedRows:
+    """Gradient rows on their way to the ranks that own the Gaussians, without the rows that are bitwise zero.
+
+    Rows come in parts, one for each rank. A part of n rows has 1 + ceil(n / 32) words of the mask: how many of its rows
+    are left, then one bit for each row, lowest first, set where the row is left.
+    """
+
+    mask: Tensor  # [mask_words(parts) in all] int32
+    rows: Tensor  # [rows left, or more; C] float32, those of all parts one after another, C of the columns
+
+
+def mask_words(parts: Sequence[int]) -> list[int]:
+    """Words of the mask of each part of ``EncodedRows``, from the number of its rows."""
+    return [1 + -(-rows // 32) for rows in parts]
 
 
 @dataclass

@@ -6,9 +6,20 @@ fixed order, stay empty.
 """
 
 from .binning import bin
+from .codec import decode_rows, encode_rows
 from .loss import loss
 from .optimizer import adam
 from .projection import project, project_backward
 from .raster import rasterize, rasterize_backward
 
-__all__ = ["adam", "bin", "loss", "project", "project_backward", "rasterize", "rasterize_backward"]
+__all__ = [
+    "adam",
+    "bin",
+    "decode_rows",
+    "encode_rows",
+    "loss",
+    "project",
+    "project_backward",
+    "rasterize",
+    "rasterize_backward",
+]

@@ -16,14 +16,15 @@ def bin(records: Records, cameras: Cameras) -> TileLists:
     A record reaches a tile when its ellipse {alpha >= 1/255} meets the rectangle spanned by the tile's pixel
     centres (those inside the view).
     """
-    # 1. Candidates: the tiles of the square around the ellipse, record by record. The ellipse reaches
-    #    sqrt(2 ln(255 opacity)) standard deviations, the radius three.
+    # 1. Candidates: the tiles of the ellipse's bounding box, record by record, with a pixel to spare for rounding.
     mean, opacity = records.table[:, MEAN2D], records.table[:, OPACITY]
     view = records.view.long()
-    reach = records.radius * (2 * torch.log(opacity / ALPHA_MIN)).sqrt() / 3
+    a, b, c = records.table[:, CONIC].double().unbind(-1)  # a c - b b of needles has few digits
+    covariance = torch.stack([c, a], -1) / (a * c - b * b)[:, None]
+    reach = 1 + (2 * torch.log(opacity / ALPHA_MIN)[:, None] * covariance).sqrt()  # [M, 2]
     last_tile = (cameras.sizes[view] - 1) // TILE
-    low = ((mean - reach[:, None]) / TILE).floor().clamp(min=0)
-    high = torch.minimum(((mean + reach[:, None]) / TILE).floor(), last_tile)
+    low = ((mean - reach) / TILE).floor().clamp(min=0)
+    high = torch.minimum(((mean + reach) / TILE).floor(), last_tile)
     columns, rows = (high - low + 1).clamp(min=0).long().unbind(-1)
     low = low.long()
     record = torch.arange(len(records), device=mean.device).repeat_interleave(columns * rows)

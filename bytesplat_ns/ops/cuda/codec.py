@@ -1,0 +1,62 @@
+"""Gradient rows between ranks (``csrc/cuda/codec.cu``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import EncodedRows, mask_words
+from bytesplat_ns.ops.nvrtc import Program
+
+CODEC = Program("codec.cu")
+THREADS = 256
+
+
+def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
+    """Leaves out the rows that are zero in all columns that travel; see ``ops.reference.encode_rows``.
+
+    Does not wait for their number: the result has room for all rows.
+    """
+    stride = row_stride(rows.shape[1])
+    if rows.stride() != (stride, 1) or rows.data_ptr() % 16:
+        rows = torch.nn.functional.pad(rows, (0, stride - rows.shape[1]))
+    device = rows.device
+    mask = torch.zeros(sum(mask_words(parts)), dtype=torch.int32, device=device)
+    left = torch.empty(len(rows), len(columns), device=device)
+    blocks, scratch = _blocks(parts, device)
+    kernel = CODEC.kernel("encode_rows", **codec_constants(columns, stride))
+    kernel(blocks, THREADS, rows, _upload(parts, device), mask, left, scratch[:1].view(torch.int32), scratch[1:])
+    return EncodedRows(mask, left)
+
+
+def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:
+    """The rows from which ``encoded`` came; see ``ops.reference.decode_rows``."""
+    stride, device = row_stride(width), encoded.mask.device
+    rows = torch.empty(sum(parts), stride, device=device)
+    blocks, scratch = _blocks(parts, device)
+    counter, lookback = scratch[:1].view(torch.int32), scratch[1:]
+    kernel = CODEC.kernel("decode_rows", **codec_constants(columns, stride))
+    kernel(blocks, THREADS, encoded.mask, encoded.rows, _upload(parts, device), rows, counter, lookback)
+    return rows[:, :width]
+
+
+def codec_constants(columns: Sequence[int], stride: int) -> dict[str, int]:
+    """Constants of both kernels."""
+    return {"COLUMNS": sum(1 << column for column in columns), "STRIDE": stride}
+
+
+def row_stride(width: int) -> int:
+    """Floats from one row to the next, so that rows are read 16 bytes at a time."""
+    return -(-width // 4) * 4
+
+
+def _blocks(parts: Sequence[int], device: torch.device) -> tuple[int, Tensor]:
+    """Number of blocks, and what they find zeroed: a counter, and a word each."""
+    blocks = sum(-(-rows // THREADS) for rows in parts)
+    return blocks, torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+
+
+def _upload(parts: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(parts, dtype=torch.int64).to(device, non_blocking=True)

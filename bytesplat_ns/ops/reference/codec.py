@@ -1,0 +1,52 @@
+"""Gradient rows between ranks: what is bitwise zero stays at home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..layout import EncodedRows, mask_words
+from .stage import stage
+
+WORD = 32
+
+
+@stage
+def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
+    """Leaves out the rows that are zero in all columns that travel. Minus zero is not zero: no bit is lost.
+
+    Args:
+        rows: [M, W] gradient rows, part after part.
+        parts: rows of each part, M in all.
+        columns: those that travel, ascending.
+    """
+    travelling = rows[:, list(columns)].contiguous()
+    left = (travelling.view(torch.int32) != 0).any(1)
+    return EncodedRows(torch.cat([_mask(part) for part in left.split(list(parts))]), travelling[left])
+
+
+@stage
+def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:
+    """The rows [M, width] from which ``encoded`` came, part after part; zero in the columns that did not travel."""
+    masks = encoded.mask.split(mask_words(parts))
+    left = torch.cat([_left(mask, part) for mask, part in zip(masks, parts, strict=True)])
+    rows = encoded.rows.new_zeros(sum(parts), width)
+    (kept,) = left.nonzero(as_tuple=True)
+    rows[kept[:, None], torch.tensor(columns, device=rows.device)] = encoded.rows[: len(kept)]
+    return rows
+
+
+def _mask(left: Tensor) -> Tensor:
+    """Number of rows left, and a bit each, of a part of which the rows ``left`` [n] bool are."""
+    bits = pad(left.long(), (0, -len(left) % WORD)).view(-1, WORD)
+    words = (bits << torch.arange(WORD, device=left.device)).sum(1)
+    return torch.cat([left.sum()[None], words]).int()  # a set highest bit makes it negative
+
+
+def _left(mask: Tensor, rows: int) -> Tensor:
+    """Which rows [n] bool of a part are left."""
+    bits = mask[1:, None] >> torch.arange(WORD, device=mask.device) & 1
+    return bits.flatten()[:rows].bool()

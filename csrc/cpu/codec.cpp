@@ -1,0 +1,114 @@
+// Gradient rows between ranks (EncodedRows in ops/layout.py): those that are bitwise zero stay at home.
+//
+// Both directions go over the rows in chunks twice: what is left of each chunk is counted first, so that its place among
+// what is left of all chunks is known before it is copied.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "parallel.h"
+
+namespace bytesplat {
+namespace {
+
+constexpr int WORD = 32;          // rows of a word of the mask
+constexpr int64_t CHUNK = 2048;   // rows, a multiple of WORD
+
+struct Codec {
+    const int64_t* parts;  // rows of each part
+    int64_t part_count;
+    const int32_t* columns;  // those that travel
+    int column_count;
+    int width;  // of a row
+};
+
+// Rows of one part that a thread handles in a row, and their words of the mask.
+struct Chunk {
+    int64_t part, first, last, word;
+    int64_t left = 0;  // rows that are not zero
+
+    int64_t words() const { return (last - first + WORD - 1) / WORD; }
+};
+
+std::vector<Chunk> chunks_of(const Codec& codec) {
+    std::vector<Chunk> chunks;
+    int64_t row = 0, word = 0;
+    for (int64_t part = 0; part < codec.part_count; ++part) {
+        const int64_t last = row + codec.parts[part];
+        ++word;  // the part's count
+        for (; row < last; row = chunks.back().last, word += chunks.back().words())
+            chunks.push_back({part, row, std::min(row + CHUNK, last), word});
+    }
+    return chunks;
+}
+
+// Calls copy(chunk, place): `place` is that of its first row among all that are left.
+template <class Copy> void copy_chunks(int threads, const std::vector<Chunk>& chunks, Copy copy) {
+    std::vector<int64_t> places(chunks.size() + 1);
+    for (size_t i = 0; i < chunks.size(); ++i) places[i + 1] = places[i] + chunks[i].left;
+    parallel_for(threads, chunks.size(), 1, [&](int64_t i) { copy(chunks[i], places[i]); });
+}
+
+// Calls visit(row) for the rows of a chunk that are left.
+template <class Visit> void visit_left(const Chunk& chunk, const uint32_t* mask, Visit visit) {
+    for (int64_t w = 0; w < chunk.words(); ++w)
+        for (uint32_t bits = mask[chunk.word + w]; bits != 0; bits &= bits - 1)
+            visit(chunk.first + WORD * w + __builtin_ctz(bits));
+}
+
+bool is_zero(const Codec& codec, const float* row) {
+    uint32_t bits = 0, column;
+    for (int c = 0; c < codec.column_count; ++c) {
+        std::memcpy(&column, row + codec.columns[c], sizeof(column));
+        bits |= column;
+    }
+    return bits == 0;
+}
+
+}  // namespace
+}  // namespace bytesplat
+
+using namespace bytesplat;
+
+// rows [M, width] to mask and to the first rows of left [M, column_count].
+extern "C" void bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask, float* left) {
+    std::vector<Chunk> chunks = chunks_of(*codec);
+    parallel_for(threads, chunks.size(), 1, [&](int64_t i) {
+        Chunk& chunk = chunks[i];
+        std::fill_n(mask + chunk.word, chunk.words(), 0u);
+        for (int64_t row = chunk.first; row < chunk.last; ++row) {
+            if (is_zero(*codec, rows + codec->width * row)) continue;
+            const int64_t bit = row - chunk.first;
+            mask[chunk.word + bit / WORD] |= 1u << bit % WORD;
+            ++chunk.left;
+        }
+    });
+    std::vector<uint32_t> counts(codec->part_count);
+    for (const Chunk& chunk : chunks) counts[chunk.part] += uint32_t(chunk.left);
+    for (int64_t part = 0, word = 0; part < codec->part_count; ++part) {
+        mask[word] = counts[part];
+        word += 1 + (codec->parts[part] + WORD - 1) / WORD;
+    }
+    copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
+        float* to = left + codec->column_count * place;
+        visit_left(chunk, mask, [&](int64_t row) {
+            for (int c = 0; c < codec->column_count; ++c) *to++ = rows[codec->width * row + codec->columns[c]];
+        });
+    });
+}
+
+// The reverse. Columns that did not travel become zero.
+extern "C" void bytesplat_decode_rows(int threads, const Codec* codec, const uint32_t* mask, const float* left,
+                                      float* rows) {
+    std::vector<Chunk> chunks = chunks_of(*codec);
+    for (Chunk& chunk : chunks)
+        for (int64_t w = 0; w < chunk.words(); ++w) chunk.left += __builtin_popcount(mask[chunk.word + w]);
+    copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
+        std::fill(rows + codec->width * chunk.first, rows + codec->width * chunk.last, 0.0f);
+        const float* from = left + codec->column_count * place;
+        visit_left(chunk, mask, [&](int64_t row) {
+            for (int c = 0; c < codec->column_count; ++c) rows[codec->width * row + codec->columns[c]] = *from++;
+        });
+    });
+}

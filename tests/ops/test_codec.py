@@ -1,0 +1,68 @@
+"""Gradient rows between ranks: what is not zero comes back bit by bit, and nothing else travels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import Backend
+from torch import Tensor
+
+from bytesplat_ns.ops.layout import EncodedRows, mask_words
+
+PHOTOMETRIC = tuple(range(9))
+PARTS = {
+    "empty": [0, 0, 0],
+    "one_row": [1],
+    "whole_words": [64, 256, 32],
+    "odd": [0, 33, 700, 0, 1, 2500, 0],
+    "chunks": [5000, 2049],
+}
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.int32)
+
+
+def rows_with_zeros(count: int, width: int, share: float) -> Tensor:
+    """Random rows, a share of them zero but for what is beyond the bits of zero: see below."""
+    generator = torch.Generator().manual_seed(count)
+    rows = torch.randn(count, width, generator=generator)
+    rows[torch.rand(count, generator=generator) < share] = 0
+    return rows
+
+
+@pytest.mark.parametrize("columns", [PHOTOMETRIC, (*PHOTOMETRIC, 10, 11), tuple(range(14))], ids=len)
+@pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_there_and_back(backend: Backend, parts: list[int], share: float, columns: tuple[int, ...]) -> None:
+    width = 10 if columns == PHOTOMETRIC else 14
+    rows = rows_with_zeros(sum(parts), width, share)
+    encoded = backend.encode_rows(rows, parts, columns)
+
+    travelling = rows[:, list(columns)]
+    left = (travelling != 0).any(1)
+    counts = [int(part.sum()) for part in left.split(parts)]
+    masks = encoded.mask.split(mask_words(parts))
+    assert [int(mask[0]) for mask in masks] == counts
+    for mask, part in zip(masks, left.split(parts), strict=True):
+        words = [sum(1 << i for i, bit in enumerate(word) if bit) for word in part.split(32)] if len(part) else []
+        assert [int(word) % 2**32 for word in mask[1:]] == words
+    assert torch.equal(bits(encoded.rows[: sum(counts)]), bits(travelling[left]))
+
+    # Only the rows that are left arrive.
+    arrived = EncodedRows(encoded.mask, encoded.rows[: sum(counts)].contiguous())
+    decoded = backend.decode_rows(arrived, parts, columns, width)
+    expected = torch.zeros_like(rows)
+    expected[:, list(columns)] = travelling
+    assert decoded.shape == rows.shape and torch.equal(bits(decoded), bits(expected))
+
+
+def test_zero_means_its_bits(backend: Backend) -> None:
+    """Minus zero, NaN and the smallest number travel; columns that do not are not asked."""
+    rows = torch.zeros(6, 14)
+    rows[0, 3], rows[1, 0], rows[2, 8] = -0.0, float("nan"), 1e-45
+    rows[3, 9], rows[4, 13] = 1.0, float("inf")  # depth and statistics stay at home
+    encoded = backend.encode_rows(rows, [6], PHOTOMETRIC)
+    assert encoded.mask.tolist() == [3, 0b111]
+    decoded = backend.decode_rows(encoded, [6], PHOTOMETRIC, 14)
+    assert torch.equal(bits(decoded[:3]), bits(rows[:3])) and not bits(decoded[3:]).any()
