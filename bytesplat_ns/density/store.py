@@ -2,6 +2,9 @@
 
 Parameters, ids, Adam moments and the statistics of densification are tables of N rows that must stay aligned
 while rows come and go. They are edited here and nowhere else: no other code has to know who keeps a table.
+
+An edit leaves the rows in the order of their ids. Equal depths are blended in that order, and what is in order already
+need not be sorted in each step.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class GaussianStore:
         self.columns[name] = torch.zeros((len(self), *shape), dtype=dtype, device=self.device)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep these rows, in this order, and drop all others: a mask [N] bool or indices [n] int64."""
+        """Keep these rows and drop all others: a mask [N] bool or indices [n] int64."""
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         self.edit(rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows, none, none, {})
 
@@ -68,7 +71,7 @@ class GaussianStore:
         momentum and without history.
 
         Args:
-            kept: [n] int64, rows that stay, in their new order.
+            kept: [n] int64, rows that stay.
             parents: [m] int64, for each child the row it is copied from.
             ids: [m] int64, ids of the children.
             changes: [m, ...] by parameter name, what a child has instead of its parent's value.
@@ -83,13 +86,25 @@ class GaussianStore:
             self.columns[name] = old[source]
             self.columns[name][len(kept) :] = 0
         self.ids = torch.cat([self.ids[kept], ids])
+        self._sort()
+
+    @torch.no_grad()
+    def _sort(self) -> None:
+        """Rows in the order of ids, which they usually are in already."""
+        if (self.ids[1:] > self.ids[:-1]).all():
+            return
+        order = self.ids.argsort()
+        for name, old in list(self.parameters.items()):
+            self.parameters[name] = nn.Parameter(old.detach()[order], requires_grad=old.requires_grad)
+        self.columns = {name: old[order] for name, old in self.columns.items()}
+        self.ids = self.ids[order]
 
     def state_dict(self) -> dict[str, Any]:
         """Ids and columns, row by row; the parameters are saved by their owner, in the same order."""
         return {"ids": self.ids, "next_id": self.next_id, "columns": dict(self.columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over ids and columns of the Gaussians whose parameters are there already, in the same order.
+        """Take over ids and columns of the Gaussians whose parameters are there already, in the state's order.
 
         Raises:
             ValueError: the state has other columns or another number of rows than this run.
@@ -108,3 +123,4 @@ class GaussianStore:
         self.ids = state["ids"].to(self.device)
         self.next_id = state["next_id"]
         self.columns = {name: state["columns"][name].to(self.device) for name in self.columns}
+        self._sort()

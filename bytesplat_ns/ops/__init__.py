@@ -61,12 +61,12 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
 
 
 def require_addressable(gaussians: Gaussians, cameras: Cameras) -> None:
-    """Records are numbered with 32 bits.
+    """Records are numbered with 31 bits; a CUDA device counts them before it makes any.
 
     Raises:
         ValueError: the round could have more records than that.
     """
-    if len(gaussians) * len(cameras) >= 2**31:
+    if gaussians.device.type != "cuda" and len(gaussians) * len(cameras) >= 2**31:
         raise ValueError(
             f"{len(gaussians):,} Gaussians in a round of {len(cameras)} views could make 2^31 records or more. "
             "Lower --pipeline.datamanager.views-per-round."

@@ -30,7 +30,6 @@ def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettin
     if gaussians.device.type == "cuda":
         from bytesplat_ns.ops.cuda import ahead
 
-        ops.require_addressable(gaussians, cameras)
         return ahead.differentiate(gaussians, cameras, settings, loss)
     records = ops.project(gaussians, cameras, settings)
     tiles = ops.bin(records, cameras)

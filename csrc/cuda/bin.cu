@@ -181,7 +181,8 @@ make_pairs(const float* __restrict__ table,             // [M, RECORD_STRIDE]
     __shared__ Ellipse ellipses[WARPS][WARP];
     __shared__ Span spans[WARPS][WARP];
     __shared__ unsigned counts[4][DIGITS];
-    __shared__ unsigned place_of[THREADS], record_of[THREADS];  // of 256 records, near to far
+    // Of 256 records, near to far. Places have 32 bits: the host gives no capacity beyond (MOST_PAIRS in binning.py).
+    __shared__ unsigned place_of[THREADS], record_of[THREADS];
     __shared__ unsigned long long before_chunk;
     for (int place = 0; place < places; ++place) counts[place][threadIdx.x] = 0;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

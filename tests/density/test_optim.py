@@ -24,7 +24,7 @@ def test_equals_torch_adam_across_edits(make_store):
     rows = torch.arange(40)
     for step in range(6):
         if step == 3:
-            rows = torch.arange(0, 40, 2).flip(0)
+            rows = torch.arange(0, 40, 2)
             store.edit(rows, torch.tensor([1, 2]), torch.tensor([40, 41]), {})
         given = gradients(store, step)
         optimizer.step(given, RATES)

@@ -16,13 +16,13 @@ def test_rows_stay_aligned(make_store):
     before = {name: parameter.detach().clone() for name, parameter in store.parameters.items()}
 
     moved = torch.full((2, 3), 9.0)
-    kept, parents = torch.tensor([5, 0, 3]), torch.tensor([3, 1])
+    kept, parents = torch.tensor([0, 3, 5]), torch.tensor([3, 1])
     store.edit(kept, parents, torch.tensor([10, 11]), {"means": moved})
 
     assert len(store) == 5
-    assert store.ids.tolist() == [5, 0, 3, 10, 11]
-    assert store.columns["row"].tolist() == [5, 0, 3, 0, 0]
-    assert store.columns["pair"].tolist() == [[5, 5], [0, 0], [3, 3], [0, 0], [0, 0]]
+    assert store.ids.tolist() == [0, 3, 5, 10, 11]
+    assert store.columns["row"].tolist() == [0, 3, 5, 0, 0]
+    assert store.columns["pair"].tolist() == [[0, 0], [3, 3], [5, 5], [0, 0], [0, 0]]
     for name in Gaussians.PARAMETERS:
         parameter = store.parameters[name]
         assert isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad and parameter.is_leaf
@@ -30,12 +30,24 @@ def test_rows_stay_aligned(make_store):
         assert torch.equal(parameter[3:], moved if name == "means" else before[name][parents])
 
 
-def test_keep_takes_a_mask_or_an_order(make_store):
+def test_an_edit_leaves_rows_in_the_order_of_ids(make_store):
+    store = make_store(4, ids=torch.tensor([7, 2, 9, 4]))
+    store.register("row")
+    store.columns["row"][:] = torch.arange(4)
+    means = store.parameters["means"].detach().clone()
+    child = torch.full((1, 3), 9.0)
+    store.edit(torch.tensor([2, 0, 3]), torch.tensor([1]), torch.tensor([5]), {"means": child})
+    assert store.ids.tolist() == [4, 5, 7, 9]
+    assert store.columns["row"].tolist() == [3, 0, 0, 2]
+    assert torch.equal(store.parameters["means"], torch.stack([means[3], child[0], means[0], means[2]]))
+
+
+def test_keep_takes_a_mask_or_indices(make_store):
     store = make_store(4)
     store.keep(torch.tensor([True, False, True, True]))
     assert store.ids.tolist() == [0, 2, 3]
     store.keep(torch.tensor([2, 0]))
-    assert store.ids.tolist() == [3, 0]
+    assert store.ids.tolist() == [0, 3]
     store.keep(torch.zeros(2, dtype=torch.bool))
     assert len(store) == 0 and store.parameters["features_rest"].shape == (0, 15, 3)
 
@@ -64,7 +76,6 @@ def test_state_survives_a_safe_load(make_store, tmp_path):
     other = make_store(5)
     other.register("statistic")
     other.load_state_dict(state)
-    other.keep(other.ids.argsort())
     assert other.ids.tolist() == [0, 1, 3, 5, 8] and other.next_id == 9
     assert other.columns["statistic"].tolist() == [3, 1, 4, 2, 0]
 

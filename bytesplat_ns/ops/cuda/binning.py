@@ -19,7 +19,10 @@ DEPTH_PLACES = 4
 BY_DEPTH = {"COUNT": 0, "ITEMS": 8}
 BY_TILE = {"COUNT": 1, "ITEMS": 16}
 
-pair_capacity = Capacity()
+MOST_PAIRS = 2**32 - 2**16
+"""Places of pairs have 32 bits in the kernels, and the rasterizer looks a little beyond the end of a list."""
+
+pair_capacity = Capacity(MOST_PAIRS, "pairs of a tile and a Gaussian that reaches it")
 
 
 def bin(records: Records, cameras: Cameras) -> TileLists:

@@ -62,16 +62,32 @@ _ascending = WeakIdKeyDictionary()
 
 
 class Capacity:
-    """How long to make a buffer, from what the last one of its kind held."""
+    """How long to make a buffer, from what the last one of its kind held.
+
+    Args:
+        most: what the kernels can number.
+        what: is counted, for the message of an error.
+    """
 
     SMALLEST = 1 << 18
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, what: str) -> None:
+        self.most = most
+        self._what = what
         self._needed: dict[torch.device, int] = {}
 
     def __call__(self, device: torch.device) -> int:
-        return max(self.SMALLEST, int(1.25 * self._needed.get(device, 0)))
+        return min(max(self.SMALLEST, int(1.25 * self._needed.get(device, 0))), self.most)
 
     def learn(self, device: torch.device, needed: int) -> None:
-        """Remembers a count. Forgets a large one slowly, so that views of very different cost may alternate."""
+        """Remembers a count. Forgets a large one slowly, so that views of very different cost may alternate.
+
+        Raises:
+            ValueError: it is more than the kernels can number.
+        """
+        if needed > self.most:
+            raise ValueError(
+                f"A round has {needed:,} {self._what}; the kernels can number {self.most:,}. Show fewer views at once "
+                "(--pipeline.datamanager.views-per-round) or smaller ones (--downscale-factor of the data parser)."
+            )
         self._needed[device] = max(needed, int(0.99 * self._needed.get(device, 0)))

@@ -20,7 +20,7 @@ THREADS = 128
 POSE_SUMS = 64
 """So many sums of pose gradients grow side by side: all warps adding to one would stand in line."""
 
-record_capacity = Capacity()
+record_capacity = Capacity(2**31 - 1, "pairs of a view and a visible Gaussian")
 
 
 def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> Records:
