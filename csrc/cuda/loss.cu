@@ -6,55 +6,18 @@
 // times.
 //
 // Compile-time: TARGET_CHANNELS (3, 4), TARGET_BYTES (0: float, 1: uint8), MASKED (0, 1).
-#include "device.h"
-#include "ssim.h"
+#include "photo.h"
 #include "step.h"
 
 using namespace bytesplat;
 
 constexpr int SIDE = 32;  // of a block's part of the image
-constexpr int MARGIN = SSIM_TAPS / 2;
 constexpr int HALO = SIDE + 2 * MARGIN;
 constexpr int PITCH = HALO + 2;  // a multiple of four floats
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
-constexpr int RUN = 4;                     // neighbouring outputs of a thread
-constexpr int INPUTS = RUN + SSIM_TAPS - 1;  // what they are filtered from
 // As many as shared memory has room for, or almost: registers must not be the limit.
 constexpr int BLOCKS_OF_MULTIPROCESSOR = TARGET_CHANNELS == 3 ? 4 : 2;
-
-// One view of the round. The pointers are those of the whole round, so that they stay where parameters are and take no
-// registers.
-struct View {
-    int width, height;           // of the view
-    int stride;                  // width of the stored images
-    long long first;             // its first pixel
-    const float* rgb;            // [pixels, 3] unclamped, without background
-    const float* transmittance;  // [pixels]
-    const void* target;          // [pixels, TARGET_CHANNELS]
-    const unsigned char* mask;   // [pixels], if MASKED
-    const float* background;     // [3] of the view
-
-    __device__ long long pixel(int x, int y) const { return first + static_cast<long long>(y) * stride + x; }
-    __device__ bool inside(int x, int y) const { return x >= 0 && y >= 0 && x < width && y < height; }
-    __device__ bool keeps(int x, int y) const { return !MASKED || mask[pixel(x, y)]; }
-    // Whether the window around a pixel is averaged.
-    __device__ bool has_window(int x, int y) const {
-        return inside(x - MARGIN, y - MARGIN) && inside(x + MARGIN, y + MARGIN) && keeps(x, y);
-    }
-    __device__ float composed(int x, int y, int c) const {  // before clamping
-        return fmaf(transmittance[pixel(x, y)], background[c], rgb[3 * pixel(x, y) + c]);
-    }
-    __device__ float photo(int x, int y, int c) const {
-        const long long of_pixel = pixel(x, y) * TARGET_CHANNELS;
-        const auto read = [&](int channel) {
-            if (TARGET_BYTES) return static_cast<const unsigned char*>(target)[of_pixel + channel] * (1.0f / 255.0f);
-            return static_cast<const float*>(target)[of_pixel + channel];
-        };
-        if (TARGET_CHANNELS == 3) return read(c);
-        return fmaf(read(c), read(3), (1.0f - read(3)) * background[c]);
-    }
-};
 
 // A block's view and the first pixel of its part.
 struct Part {
@@ -76,24 +39,6 @@ __device__ inline Part part_of_block(const float* rgb, const float* transmittanc
     part.view = {sizes[2 * part.index], sizes[2 * part.index + 1], width, first, rgb, transmittance, target, mask,
                  background + 3 * part.index};
     return part;
-}
-
-// How many pixels and windows a view averages over. counts: [V, 2] of the masks, if MASKED.
-__device__ inline void read_counts(const View& view, int index, const unsigned long long* counts, float& pixels,
-                                   float& windows) {
-    const int across = view.width - 2 * MARGIN, down = view.height - 2 * MARGIN;
-    pixels = MASKED ? counts[2 * index] : static_cast<float>(view.width) * view.height;
-    windows = MASKED ? counts[2 * index + 1] : across > 0 && down > 0 ? static_cast<float>(across) * down : 0.0f;
-}
-
-// Four neighbouring outputs of the filter.
-__device__ inline float4 filter(const float values[INPUTS]) {
-    float sum[RUN] = {};
-#pragma unroll
-    for (int tap = 0; tap < SSIM_TAPS; ++tap)
-#pragma unroll
-        for (int k = 0; k < RUN; ++k) sum[k] = fmaf(ssim_weight(tap), values[k + tap], sum[k]);
-    return make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
 
 // The inputs of four outputs along a row, the first one aligned to four floats.
@@ -253,13 +198,10 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
     const View& view = part.view;
     float pixels, windows;
     read_counts(view, part.index, counts, pixels, windows);
-    if (part.first_of_view && threadIdx.x == 0) {
-        const double l1 = pixels > 0 ? sums[2 * part.index] / (3.0 * pixels) : 0.0;
-        const double dssim = windows > 0 ? 1.0 - sums[2 * part.index + 1] / (3.0 * windows) : 0.0;
-        values[part.index] = static_cast<float>((1.0 - lambda) * l1 + lambda * dssim);
-    }
-    const float l1_scale = pixels > 0 ? (1.0f - lambda) / (3.0f * pixels) : 0.0f;
-    const float ssim_scale = windows > 0 ? -lambda / (3.0f * windows) : 0.0f;
+    if (part.first_of_view && threadIdx.x == 0)
+        values[part.index] =
+            photometric_value(sums[2 * part.index], sums[2 * part.index + 1], pixels, windows, lambda);
+    const float l1_scale = l1_scale_of(pixels, lambda), ssim_scale = ssim_scale_of(windows, lambda);
 
     const int first_row = threadIdx.x / SIDE * RUN, x = part.x + threadIdx.x % SIDE;
     const long long plane = static_cast<long long>(height) * width;
@@ -295,10 +237,8 @@ photometric_gradient(const float* __restrict__ rgb,             // [V, H, W, 3]
             float gradient = 0.0f;
             if (view.inside(x, y) && view.keeps(x, y)) {
                 const auto of = [&](int term) { return (&spread[term].x)[k]; };
-                const float ours = view.composed(x, y, c), wanted = view.photo(x, y, c);
-                const float sign = ours > wanted ? 1.0f : ours < wanted ? -1.0f : 0.0f;
-                if (ours >= 0.0f && ours <= 1.0f)  // elsewhere it was clamped
-                    gradient = fmaf(l1_scale, sign, ssim_scale * (of(0) + 2.0f * ours * of(1) + wanted * of(2)));
+                gradient = photometric_gradient_at(view.composed(x, y, c), view.photo(x, y, c), of(0), of(1), of(2),
+                                                   l1_scale, ssim_scale);
             }
             d_rgb[3 * view.pixel(x, y) + c] = gradient;
             through[k] = fmaf(gradient, view.background[c], through[k]);

@@ -1,6 +1,7 @@
 // Rasterization: blends each tile's list front to back; see raster.h.
 //
 // Compile-time: those of raster.h.
+#define DEPTHS 1
 #include "raster.h"
 
 using namespace bytesplat;
@@ -20,58 +21,28 @@ rasterize(const float* __restrict__ table,        // [M, RECORD_STRIDE]
           float* __restrict__ transmittance,   // [V, H, W]
           const long long* state) {
     if (step_state(state).halted) return;
-    __shared__ Queued queue[WARP + UNROLL];
+    __shared__ Queue<WARP + UNROLL> queue;
     const Region region = region_of_block(tiles_x, tiles_y);
-
-    float running[PIXELS], final[PIXELS], r[PIXELS] = {}, g[PIXELS] = {}, b[PIXELS] = {}, z[PIXELS] = {};
-    float2 bounds[PIXELS] = {};
+    const int view_width = sizes[2 * region.view], view_height = sizes[2 * region.view + 1];
+    Blended pixels(region, view_width, view_height);
 #pragma unroll
     for (int q = 0; q < PIXELS; ++q) {
         const int y = region.y + ROW_STEP * q;
-        const bool inside = region.x < sizes[2 * region.view] && y < sizes[2 * region.view + 1];
-        running[q] = inside ? 1.0f : 0.0f;
-        final[q] = 1.0f;
         const long long pixel = (static_cast<long long>(region.view) * height + y) * width + region.x;
-        if (INTERVAL && inside) bounds[q] = reinterpret_cast<const float2*>(interval)[pixel];
+        if (INTERVAL && region.x < view_width && y < view_height)
+            pixels.bounds[q] = reinterpret_cast<const float2*>(interval)[pixel];
     }
 
     unsigned next = static_cast<unsigned>(offsets[region.tile]);
     const unsigned end = static_cast<unsigned>(offsets[region.tile + 1]);
     Fetched fetched = fetch_record(table, fetch_index(records, next, end));
-    while (next < end) {
-        const bool live = running[0] > TRANSMITTANCE_MIN || running[1] > TRANSMITTANCE_MIN;
-        if (!__any_sync(ALL_LANES, live)) break;
-        const int length = enqueue(queue, 0, fetched, region.centre_x, region.centre_y);
-        if (threadIdx.x < UNROLL) queue[length + threadIdx.x] = faint_record();  // to fill the last group
+    while (next < end && pixels.live()) {
+        const int length = append(queue, 0, select(fetched, region.centre_x, region.centre_y));
+        if (threadIdx.x < UNROLL) queue.put(length + threadIdx.x, faint_record());  // to fill the last group
         next += WARP;
         fetched = fetch_record(table, fetch_index(records, next, end));  // on their way while these are blended
         __syncwarp();
-        for (int k = 0; k < length; k += UNROLL) {
-            float alpha[UNROLL][PIXELS];
-            float4 colour[UNROLL], tail[UNROLL];
-#pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                const Queued& record = queue[k + u];
-                const Column column = column_of(record, region);
-                colour[u] = record.colour, tail[u] = record.tail;
-#pragma unroll
-                for (int q = 0; q < PIXELS; ++q) alpha[u][q] = fminf(exp2_fast(power_at(column, q)), ALPHA_MAX);
-            }
-#pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-#pragma unroll
-                for (int q = 0; q < PIXELS; ++q) {
-                    const float before = running[q], a = takes(alpha[u][q], tail[u].y, bounds[q]) ? alpha[u][q] : 0.0f;
-                    running[q] = fmaf(-a, before, before);
-                    const bool blended = blends(before, running[q]);
-                    final[q] = blended ? running[q] : final[q];
-                    const float weight = blended ? a * before : 0.0f;
-                    r[q] = fmaf(weight, colour[u].z, r[q]);
-                    g[q] = fmaf(weight, colour[u].w, g[q]);
-                    b[q] = fmaf(weight, tail[u].x, b[q]);
-                    z[q] = fmaf(weight, tail[u].y, z[q]);
-                }
-        }
+        for (int k = 0; k < length; k += UNROLL) pixels.blend(queue, k, region);
         __syncwarp();
     }
 
@@ -80,8 +51,8 @@ rasterize(const float* __restrict__ table,        // [M, RECORD_STRIDE]
         const int y = region.y + ROW_STEP * q;
         if (region.x >= width || y >= height) continue;
         const long long pixel = (static_cast<long long>(region.view) * height + y) * width + region.x;
-        rgb[3 * pixel] = r[q], rgb[3 * pixel + 1] = g[q], rgb[3 * pixel + 2] = b[q];
-        depth[pixel] = z[q];
-        transmittance[pixel] = final[q];
+        rgb[3 * pixel] = pixels.r[q], rgb[3 * pixel + 1] = pixels.g[q], rgb[3 * pixel + 2] = pixels.b[q];
+        depth[pixel] = pixels.z[q];
+        transmittance[pixel] = pixels.final[q];
     }
 }
