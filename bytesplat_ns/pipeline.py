@@ -106,12 +106,12 @@ class ByteSplatPipeline(VanillaPipeline):
         #    share (poses, bilateral grids) have their own.
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
-        self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
-        self.optimizer.views = len(batch)
+        self.optimizer.prepare(rates, len(batch), scale.betas(*BETAS), scale.epsilon(EPSILON))
         regularizers = self._regularizers(model.images_seen, len(batch))
         d_viewmats = self.optimizer.step_from_rows(
-            batch.cameras, settings, there.records, there.rows, rates, regularizers, poses_move
+            batch.cameras, settings, there.records, there.rows, regularizers, poses_move
         )
+        self.optimizer.count()
         self._step_shared(batch, d_viewmats, rates, scale)
 
         # 4. Density control: remember what the views said, and now and then grow, prune or reset.
