@@ -105,11 +105,12 @@ class GaussianStore:
         return {**parameters, **self.columns, "ids": self.ids}
 
     def replace(self, tables: Mapping[str, Tensor]) -> None:
-        """Hold these rows instead of those of now: tables of other Gaussians with the names of ``tables()``."""
+        """Hold these rows instead of those of now: tables with the names of ``tables()``, in any order of rows."""
         for name, old in list(self.parameters.items()):
             self.parameters[name] = nn.Parameter(tables[name], requires_grad=old.requires_grad)
         self.columns = {name: tables[name] for name in self.columns}
         self.ids = tables["ids"]
+        self._sort()
 
     def state_dict(self) -> dict[str, Any]:
         """Ids and columns, row by row; the parameters are saved by their owner, in the same order."""

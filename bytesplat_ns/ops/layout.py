@@ -92,6 +92,11 @@ class Cameras:
     def __len__(self) -> int:
         return self.viewmats.shape[0]
 
+    def view(self, number: int) -> Cameras:
+        """One view alone, stored at the size of the largest as before."""
+        one = slice(number, number + 1)
+        return Cameras(self.viewmats[one], self.intrinsics[one], self.sizes[one], self.width, self.height)
+
     @property
     def tiles_x(self) -> int:
         return -(-self.width // TILE)

@@ -135,9 +135,9 @@ def _coordinate(key: int) -> float:
 def move(store: GaussianStore, owners: Tensor, ranks: Ranks) -> None:
     """Sends every Gaussian with all of its rows to its owner [N]; rows are then in the order of ids."""
     away = [(owners == rank).nonzero().squeeze(1) for rank in range(ranks.size)]
-    tables = {
+    tables = store.tables()
+    received = {
         name: torch.cat(ranks.exchange([table[rows] for rows in away], kind="partition"))
-        for name, table in store.tables().items()
+        for name, table in tables.items()
     }
-    order = tables["ids"].argsort()
-    store.replace({name: table[order] for name, table in tables.items()})
+    store.replace(received)
