@@ -23,12 +23,12 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
-from bytesplat_ns.parallel import partition, ranks, visibility
-from bytesplat_ns.parallel.balance import rebalance
-from bytesplat_ns.parallel.ranks import ALONE
+from bytesplat_ns.parallel import ranks
+from bytesplat_ns.parallel.ranks import Ranks
+from bytesplat_ns.parallel.whole import collect, shown
+from bytesplat_ns.rounds import rounds_between
 from bytesplat_ns.run import evaluation
 from bytesplat_ns.run.metrics import psnr
-from bytesplat_ns.run.progress import tell
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
 from bytesplat_ns.views import Batch, Collator
 
@@ -45,8 +45,6 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
     """specifies the datamanager config"""
     model: ByteSplatModelConfig = field(default_factory=ByteSplatModelConfig)
     """specifies the model config"""
-    rebalance_threshold: float = 1.2
-    """with several ranks, load of the busiest one, over the mean, beyond which Gaussians move at the end of an epoch"""
 
 
 @dataclass
@@ -58,14 +56,29 @@ class RoundReport:
     batch: Batch
     background: Tensor  # [V, 3]
     density: DensityReport | None  # what density control changed after this round
+    records: int  # (view, Gaussian) pairs of this rank's Gaussians
+    gaussians: int  # of this rank
 
-    def read(self) -> dict[str, float]:
-        """Mean loss and PSNR of the round's views (waits for the device)."""
+    def read(self, ranks: Ranks) -> dict[str, float]:
+        """Mean loss and PSNR of the round's views, and the number of Gaussians (waits for the device, and ranks)."""
+        sums = [self.gaussians, len(self.batch), 0.0, 0.0]
+        if len(self.batch):
+            sums[2:] = [len(self.batch) * value for value in self._loss_and_psnr()]
+        own = torch.tensor([sums], dtype=torch.float64, device=ranks.device)
+        gaussians, views, loss, psnr = ranks.gather(own).sum(0).tolist()
+        return {"loss": loss / views, "psnr": psnr / views, "gaussians": int(gaussians)}
+
+    def _loss_and_psnr(self) -> tuple[float, float]:
+        """Means over the views of this rank."""
         rgb = (self.image.rgb + self.image.transmittance[..., None] * self.background[:, None, None]).clamp(0, 1)
         target = self.batch.target.float() / 255 if self.batch.target.dtype == torch.uint8 else self.batch.target
         if target.shape[-1] == 4:
             target = target[..., :3] * target[..., 3:] + (1 - target[..., 3:]) * self.background[:, None, None]
-        return {"loss": float(self.losses.mean()), "psnr": float(psnr(rgb, target, self.batch.mask))}
+        psnrs = [
+            psnr(rgb[v, :h, :w], target[v, :h, :w], None if self.batch.mask is None else self.batch.mask[v, :h, :w])
+            for v, (w, h) in enumerate(self.batch.cameras.sizes.tolist())
+        ]
+        return float(self.losses.mean()), float(torch.stack(psnrs).mean())
 
 
 class ByteSplatPipeline(VanillaPipeline):
@@ -110,13 +123,13 @@ class ByteSplatPipeline(VanillaPipeline):
         #    share (poses, bilateral grids) have their own.
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
-        self.optimizer.prepare(rates, len(batch), scale.betas(*BETAS), scale.epsilon(EPSILON))
+        self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
+        self.optimizer.views = len(batch)
         regularizers = self._regularizers(model.images_seen, len(batch))
         d_viewmats = self.optimizer.step_from_rows(
-            batch.cameras, settings, there.records, there.rows, regularizers, poses_move
+            batch.cameras, settings, there.records, there.rows, rates, regularizers, poses_move
         )
-        self.optimizer.count()
-        self._step_shared(batch, d_viewmats, rates, scale)
+        self._step_shared(batch.viewmats, d_viewmats, batch.indices, rates, scale)
 
         # 4. Density control: remember what the views said, and now and then grow, prune or reset.
         if observing:
@@ -124,9 +137,9 @@ class ByteSplatPipeline(VanillaPipeline):
         before, model.images_seen = model.images_seen, model.images_seen + len(batch)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
-        if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
-            self._balance()
-        return RoundReport(there.losses, there.image, batch, background, report)
+        return RoundReport(
+            there.losses, there.image, batch, background, report, len(there.records), model.num_points
+        )
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
@@ -140,9 +153,8 @@ class ByteSplatPipeline(VanillaPipeline):
         graded = self.model.apply_grids(composed, batch.indices)
         opaque = torch.zeros_like(transmittance)
         losses = ops.photometric_loss(graded, opaque, batch.target, background, batch.cameras, weight, batch.mask)
-        smoothness = 10 * total_variation_loss(self.model.bil_grids.grids)
         self.model.bil_grids.zero_grad()  # of an attempt that was repeated
-        (losses.sum() + len(batch) * smoothness).backward()
+        losses.sum().backward()
         gradients = ImageGradients(rgb.grad, None, transmittance.grad)
         image.rgb, image.transmittance = rgb.detach(), transmittance.detach()
         return losses.detach(), gradients
@@ -162,19 +174,37 @@ class ByteSplatPipeline(VanillaPipeline):
         return gradients | {"scales": needles + gradients.get("scales", 0.0)}
 
     def _step_shared(
-        self, batch: Batch, d_viewmats: Tensor | None, rates: Mapping[str, float], scale: RoundScale
+        self, viewmats: Tensor, d_viewmats: Tensor | None, own: list[int], rates: Mapping[str, float], scale: RoundScale
     ) -> None:
-        """Optimizer step of the parameters that all Gaussians share."""
+        """Optimizer step of the parameters that all Gaussians share, the same on every rank.
+
+        Args:
+            viewmats, d_viewmats: [V, 4, 4] of all views of the round, and the gradient from this rank's Gaussians.
+            own: photos whose views this rank owns.
+        """
         if d_viewmats is not None:
             penalties: dict[str, Tensor] = {}
             self.model.camera_optimizer.get_loss_dict(penalties)
-            batch.viewmats.backward(d_viewmats)
-            (len(batch) * sum(penalties.values())).backward()
+            viewmats.backward(self.ranks.sum(d_viewmats, "shared"))
+            (scale.views * sum(penalties.values())).backward()
+        if self.config.model.use_bilateral_grid:
+            grids = self.model.bil_grids.grids  # [photos, ...]
+            self._share_rows(grids, own)
+            (scale.views * 10 * total_variation_loss(grids)).backward()
         for name, optimizer in self.shared_optimizers.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"], group["betas"], group["eps"] = rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+    def _share_rows(self, parameter: Tensor, own: list[int]) -> None:
+        """Makes the rows of a parameter's gradient, each of which one rank has, known to all ranks."""
+        if self.ranks.size == 1:
+            return
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        rows = self.ranks.gather(torch.tensor(own, dtype=torch.int64, device=gradient.device), "shared")
+        gradient[rows] = self.ranks.gather(gradient[own], "shared")
+        parameter.grad = gradient
 
     # A run's beginning and its return ---------------------------------------------------------------------------
 
@@ -214,34 +244,13 @@ class ByteSplatPipeline(VanillaPipeline):
     def _keep_own_part(self) -> None:
         """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""
         if self.ranks.size > 1:
-            means, ids = self.store.parameters["means"].detach(), self.store.ids
-            cells = partition.divide(self.ranks.size, means, ids, torch.ones_like(ids), ALONE)
-            self.store.keep(cells.owners(means, ids) == self.ranks.rank)
+            self.store.keep(self.store.ids % self.ranks.size == self.ranks.rank)
             self.model.ids = self.store.ids
 
-    def share_views(self) -> None:
-        """Plans the rounds of several ranks from now on, by what of the scene each of them holds."""
-        if self.ranks.size == 1:
-            return
-        bounds = visibility.blocks(self.model.gaussians())
-        cameras = self.datamanager.training_cameras(self.model.device)
-        seen = visibility.footprints(bounds, cameras, self.model.settings())
-        parts = self.ranks.gather_parts(seen.to(self.ranks.device), "partition")
-        self.datamanager.share_views(self.model.images_seen, torch.stack(parts, dim=1).cpu().numpy())
-
-    def _balance(self) -> None:
-        """Moves Gaussians if one rank has too much to do, and plans the next rounds by where they are."""
-        model = self.model
-        cameras = self.datamanager.training_cameras(model.device, model.images_seen)
-        busiest = rebalance(self.store, cameras, model.settings(), self.ranks, self.config.rebalance_threshold)
-        model.ids = self.store.ids
-        if busiest is not None and self.ranks.rank == 0:
-            tell(f"One rank had {busiest:.2f} times the mean load: Gaussians moved to cells of equal load.")
-        self.share_views()
-
     def rounds_until(self, total_images: int) -> int:
-        """Rounds from now until ``total_images`` have been seen, as planned now."""
-        return self.datamanager.sharing.plan.rounds_between(self.model.images_seen, total_images)
+        """Rounds from now until ``total_images`` have been seen."""
+        photos, views = self.model.num_train_data, self.datamanager.views_per_round
+        return rounds_between(self.model.images_seen, total_images, photos, views)
 
     def describe_run(self) -> list[str]:
         """What this run will do and when, in images, for the log."""
@@ -261,8 +270,6 @@ class ByteSplatPipeline(VanillaPipeline):
             f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "
             f"opacity reset at {_moments([m + 1 for m in resets])}.",
         ]
-        if self.ranks.size > 1:
-            lines.append(self.datamanager.sharing.describe())
         if views > 1:
             scale = RoundScale(views)
             lines.append(
@@ -271,13 +278,18 @@ class ByteSplatPipeline(VanillaPipeline):
             )
         return lines
 
-    def training_state(self) -> dict[str, Any]:
-        """Everything that resuming needs besides the parameters."""
-        return {
-            "seed": self.model.seed,
-            "gaussians": self.store.state_dict(),
-            "adam": self.optimizer.state_dict(),
-        }
+    def saved_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a checkpoint holds: parameters in the stock layout, and what resuming needs besides.
+
+        All ranks ask together; the first has the Gaussians of all.
+        """
+        parameters, gaussians = self.state_dict(), self.store.state_dict()
+        whole = collect(self.store, self.ranks) if self.ranks.size > 1 else None
+        if whole is not None:
+            parameters |= {f"_model.gauss_params.{name}": rows for name, rows in whole.parameters.items()}
+            parameters["_model.ids"] = whole.ids
+            gaussians |= {"ids": whole.ids, "columns": whole.columns}
+        return parameters, {"seed": self.model.seed, "gaussians": gaussians, "adam": self.optimizer.state_dict()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a checkpoint (``checkpoint.read``): parameters, moments, statistics, position."""
@@ -304,9 +316,15 @@ class ByteSplatPipeline(VanillaPipeline):
     ) -> dict[str, float]:
         """Metrics of ``ns-eval`` and of evaluations while training, averaged over photos."""
         self.eval()
-        rows = evaluation.evaluate(self.model, data_loader, output_path, image_prefix)
+        with shown(self.model, self.ranks):
+            rows = evaluation.evaluate(self.model, data_loader, output_path, image_prefix, self.ranks)
         self.train()
         return evaluation.averages(rows, get_std)
+
+    def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Metrics of one held-out photo, and pictures; the same on every rank."""
+        with shown(self.model, self.ranks):
+            return super().get_eval_image_metrics_and_images(step)
 
     def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:
         return self.model.get_param_groups()

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal, NoReturn
 
 from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
-from nerfstudio.utils.decorators import check_main_thread, check_viewer_enabled
+from nerfstudio.utils.decorators import check_viewer_enabled
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
+from bytesplat_ns.parallel import launch, ranks
+from bytesplat_ns.parallel.ranks import RankLeft
+from bytesplat_ns.parallel.traffic import Traffic, summary
 from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
 from bytesplat_ns.run import checkpoint, memory
 from bytesplat_ns.run.checkpoint import CheckpointError
@@ -32,9 +38,19 @@ class ByteSplatTrainerConfig(TrainerConfig):
 
     _target: type = field(default_factory=lambda: ByteSplatTrainer)
 
+    def print_to_terminal(self) -> None:
+        """Prints the configuration, once a run."""
+        if launch.writes(self.machine.machine_rank):
+            super().print_to_terminal()
+
     def save_config(self) -> None:
-        """Writes ``config.yml``, without the step that a run resumes from: tools would look for it in this run."""
-        TrainerConfig.save_config(replace(self, load_step=None))
+        """Writes ``config.yml``, without the step that a run resumes from: tools would look for it in this run.
+
+        This is the last that nerfstudio calls before it launches the run, which is done in our own way.
+        """
+        if launch.writes(self.machine.machine_rank):
+            TrainerConfig.save_config(replace(self, load_step=None))
+        launch.take_over()
 
 
 class ByteSplatTrainer(Trainer):
@@ -46,6 +62,9 @@ class ByteSplatTrainer(Trainer):
     def __init__(self, config: ByteSplatTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
         _refuse_unsupported(config, world_size)
         super().__init__(config, local_rank, world_size)
+        self.ranks = ranks.of_process()
+        self.local_rank = self.ranks.rank  # nerfstudio starts a viewer where it is 0
+        self.traffic = Traffic(self.ranks)
 
     # Setup and resume --------------------------------------------------------------------------------------------
 
@@ -62,7 +81,6 @@ class ByteSplatTrainer(Trainer):
             if not memory.exhausted(error):
                 raise
             raise OutOfMemory.explain(error, "while data and model were loaded", "Nothing was trained.") from None
-        self.pipeline.share_views()
         remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
         self.total_steps = self._start_step + remaining
         for line in self.pipeline.describe_run():
@@ -99,13 +117,16 @@ class ByteSplatTrainer(Trainer):
             SystemExit: stopped early by SIGINT or SIGTERM (``interrupt.py`` says with which code), or out of memory.
             CheckpointError: the last checkpoint cannot be written.
         """
-        with Interrupt() as self.interrupt:
+        with Interrupt(self.ranks) as self.interrupt:
             self._begin()
             try:
                 self._run_steps()
                 self._after_train()
             except Interrupted:
                 self._stop_early()
+            except RankLeft:
+                self._save_if_whole()
+                raise SystemExit(1) from None  # the rank that left says why
             except (MemoryError, RuntimeError) as error:
                 if not memory.exhausted(error):
                     raise
@@ -115,16 +136,20 @@ class ByteSplatTrainer(Trainer):
 
     def _begin(self) -> None:
         """What the first step needs; signals are waited for already."""
-        self.base_dir.mkdir(parents=True, exist_ok=True)
-        self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
-            self.base_dir / "dataparser_transforms.json"
-        )
+        reports = Path(os.devnull)
+        if self.ranks.rank == 0:
+            self.base_dir.mkdir(parents=True, exist_ok=True)
+            self.pipeline.datamanager.train_dataparser_outputs.save_dataparser_transform(
+                self.base_dir / "dataparser_transforms.json"
+            )
+            reports = self.base_dir / "metrics.jsonl"
         self._init_viewer_state()
         self.stop_training = False
         self._steps_done = self._steps_saved = self._start_step
         self._adam_steps = self.pipeline.optimizer.steps  # its count when they were done
         self._logged = time.monotonic(), self._start_step
-        self.progress = Progress(self.base_dir / "metrics.jsonl", self.total_steps, self._start_step)
+        self.progress = Progress(reports, self.total_steps, self._start_step)
+        self.traffic.start(self._start_step, self.pipeline.model.images_seen)
 
     def _run_steps(self) -> None:
         with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
@@ -136,12 +161,13 @@ class ByteSplatTrainer(Trainer):
 
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
+        logged = last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True)
         # The viewer's render thread takes the lock too.
-        with self.train_lock:
+        with self.train_lock, self.traffic.measured() if logged else nullcontext():
             report = self.pipeline.train_round()
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
         self._update_viewer_state(step)
-        if last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True):
+        if logged:
             self._log(step, report)
         if self.pipeline.datamanager.eval_dataset:
             with self.interrupt.abandonable(), self.train_lock:
@@ -162,17 +188,17 @@ class ByteSplatTrainer(Trainer):
         """False when training was stopped (``shutdown``); raises ``Interrupted`` on a signal."""
         while self.training_state == "paused" and not self.stop_training and not self.interrupt.signal:
             time.sleep(0.01)
-        if self.interrupt.signal:
+        if self.ranks.heard:
             raise Interrupted
         return not self.stop_training
 
     def _log(self, step: int, report: RoundReport) -> None:
-        values = report.read()
-        gaussians = self.pipeline.model.num_points
+        values, images = report.read(self.ranks), self.pipeline.model.images_seen
+        traffic = self.traffic.read(step + 1, images, self.pipeline.model.num_points, report.records)
         writer.put_scalar("Train Loss", values["loss"], step)
-        writer.put_dict("Train Metrics Dict", values | {"gaussian_count": gaussians}, step)
+        writer.put_dict("Train Metrics Dict", values | traffic, step)
         self._log_speed(step)
-        self.progress.report(step + 1, self.pipeline.model.images_seen, values["loss"], values["psnr"], gaussians)
+        self.progress.report(step + 1, images, **values, note=summary(traffic) if traffic else "", **traffic)
 
     def _log_speed(self, step: int) -> None:
         """Times since the last log, for event logs and the viewer; single steps are not timed, as they overlap."""
@@ -230,16 +256,29 @@ class ByteSplatTrainer(Trainer):
         raise SystemExit(self.interrupt.exit_code)
 
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
-        """Saves the last whole state, if the step that failed had not begun to change it."""
+        """Saves the last whole state if that is possible, together with the other ranks."""
         traceback.clear_frames(error.__traceback__)  # lets go of what that step had allocated
-        model, outcome = self.pipeline.model, ""
-        if self.pipeline.optimizer.steps == self._adam_steps:
-            try:
-                self._save_last()
-            except CheckpointError as failure:
-                outcome = str(failure)
-        moment = f"with {model.num_points:,} Gaussians (at most {model.config.max_gaussians:,})"
+        model, outcome = self.pipeline.model, None
+        if self.ranks.leave():
+            outcome = self._save_if_whole()
+        here = f" on rank {self.ranks.rank}" if self.ranks.size > 1 else ""
+        moment = f"with {model.num_points:,} Gaussians{here} (at most {model.config.max_gaussians:,})"
         return OutOfMemory.explain(error, moment, outcome or self._how_to_resume())
+
+    def _save_if_whole(self) -> str | None:
+        """Saves what has been trained, if the step that failed had not begun to change it on any rank.
+
+        Returns what went wrong, if something did.
+        """
+        whole = self.pipeline.optimizer.steps == self._adam_steps
+        done = self.ranks.share(self._steps_done if whole else None)
+        if None in done or len(set(done)) > 1:
+            return None
+        try:
+            self._save_last()
+        except CheckpointError as failure:
+            return str(failure)
+        return None
 
     def _load_config(self) -> str:
         return f"--load-config {shlex.quote(str(self.base_dir / 'config.yml'))}"
@@ -251,22 +290,32 @@ class ByteSplatTrainer(Trainer):
 
     # Checkpoints -------------------------------------------------------------------------------------------------
 
-    @check_main_thread
     def save_checkpoint(self, step: int) -> None:
-        """Writes ``step-<step>.ckpt`` (whole or not at all); then removes older ones if so configured."""
-        path = checkpoint.path_for(self.checkpoint_dir, step)
+        """Writes ``step-<step>.ckpt`` (whole or not at all); then removes older ones if so configured.
+
+        All ranks take part, and all raise the same CheckpointError if the first rank cannot write.
+        """
+        path, failure = checkpoint.path_for(self.checkpoint_dir, step), None
+        pipeline, section = self.pipeline.saved_state()
         state = {
             "step": step,
-            "pipeline": self.pipeline.state_dict(),
+            "pipeline": pipeline,
             "optimizers": {k: v.state_dict() for k, v in self.optimizers.optimizers.items()},
             "schedulers": {},
             "scalers": {},
-            "bytesplat": {"version": checkpoint.VERSION, **self.pipeline.training_state()},
+            "bytesplat": {"version": checkpoint.VERSION, **section},
         }
-        checkpoint.write(path, state)
-        self._steps_saved = step + 1
-        if self.config.save_only_latest_checkpoint:
-            checkpoint.remove_others(path)
+        try:
+            if self.ranks.rank == 0:
+                checkpoint.write(path, state)
+                self._steps_saved = step + 1
+                if self.config.save_only_latest_checkpoint:
+                    checkpoint.remove_others(path)
+        except CheckpointError as error:
+            failure = error
+        self._steps_saved = self.ranks.broadcast(self._steps_saved)
+        if (trouble := self.ranks.agree(str(failure) if failure else None)) is not None:
+            raise CheckpointError(trouble) from failure
 
     def _save_if_possible(self, step: int) -> None:
         """A full disk in the middle of a long run is worth a warning; the next time there may be room again."""
@@ -294,8 +343,8 @@ def _summary(metrics: Mapping[str, float]) -> str:
 def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
     """Options of the stock trainer whose purpose would not be met here are errors."""
     found: list[str] = []
-    if world_size > 1:
-        found.append("--machine.num-devices > 1 (training on several ranks is not there yet)")
+    if world_size > 1 and (config.is_viewer_enabled() or config.is_viewer_legacy_enabled()):
+        found.append(f"--vis {config.vis} with several ranks (--vis tensorboard shows how the run gets on)")
     if config.mixed_precision or config.use_grad_scaler:
         found.append("--mixed-precision, --use-grad-scaler (gradients are computed in float32)")
     if config.gradient_accumulation_steps:

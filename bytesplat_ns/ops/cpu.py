@@ -25,7 +25,6 @@ from .layout import (
     RenderSettings,
     TileLists,
 )
-from .reference import observe
 
 __all__ = [
     "adam",
@@ -34,7 +33,6 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "loss",
-    "observe",
     "project",
     "project_backward",
     "rasterize",

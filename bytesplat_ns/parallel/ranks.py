@@ -11,6 +11,7 @@ is known to all after the same collective.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,7 @@ class Ranks:
         rank, size: which one this is, and how many there are.
         device: where small tensors live that ranks exchange.
         sent: bytes that this rank has sent to other ranks, by kind.
+        rows, zero_rows: gradient rows that were due to other ranks, and those of them that were zero.
         heard: the largest number that any rank has announced by now, 0 if none has; the same on all ranks.
         waited, transferred: seconds spent in headers and in what follows them, of what ``timed`` covered. A header is
             small, so what it takes is waiting for other ranks.
@@ -63,9 +65,11 @@ class Ranks:
         self.size = size
         self.device = torch.device(device)
         self.sent: Counter[str] = Counter()
+        self.rows = self.zero_rows = 0
         self.heard = 0
         self.waited = self.transferred = 0.0
         self._word = 0
+        self._within = False  # a collective whose header the others have had
         self._timed = False
 
     # Collectives -------------------------------------------------------------------------------------------------
@@ -109,23 +113,26 @@ class Ranks:
         received = parts[0].new_empty(sum(incoming), *parts[0].shape[1:])
         with self._talking("transferred"):
             dist.all_to_all_single(received, torch.cat(list(parts)), incoming, counts)
+        self._within = False
         self.sent[kind] += sum(part.nbytes for part in parts) - parts[self.rank].nbytes
         return list(received.split(incoming))
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """What rank ``source`` has as ``value``: any object that pickle can carry."""
+        return self.share(value if self.rank == source else None)[source]  # type: ignore[return-value]
+
+    def share(self, value: T) -> list[T]:
+        """What each rank has as ``value``: any objects that pickle can carry."""
         if self.size == 1:
-            return value
-        self.wait()
-        box = [value]
-        with self._talking("transferred"):
-            dist.broadcast_object_list(box, src=source, device=self.device)
-        return box[0]
+            return [value]
+        pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(self.device)
+        return [pickle.loads(part.cpu().numpy().tobytes()) for part in self.gather_parts(pickled)]
 
     def wait(self) -> None:
         """Returns once all ranks are here."""
         if self.size > 1:
             self._header([0] * self.size, "control")
+            self._within = False
 
     # When something is amiss -------------------------------------------------------------------------------------
 
@@ -135,18 +142,21 @@ class Ranks:
         if self.size == 1:
             self.heard = number
 
-    def leave(self) -> None:
+    def leave(self) -> bool:
         """Takes part in the collective that the other ranks begin next, in which they find a ``RankLeft``.
 
-        Afterwards all ranks are in step again, unless this one failed within a collective of its own.
+        Returns whether all ranks are in step again: not if this one failed in the middle of a collective, out of which
+        nobody can call the others.
         """
+        if self._within:
+            return False
         if self.size > 1:
             self._exchange_headers([0] * self.size, _LEAVES)
+        return True
 
     def agree(self, trouble: str | None) -> str | None:
         """What went wrong on the first rank where something did, None if nothing did anywhere."""
-        troubles = [self.broadcast(trouble, source) for source in range(self.size)]
-        return next((trouble for trouble in troubles if trouble is not None), None)
+        return next((found for found in self.share(trouble) if found is not None), None)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -172,6 +182,7 @@ class Ranks:
         if _LEAVES in words:
             raise RankLeft(words.index(_LEAVES))
         self.heard = max(self.heard, *words)
+        self._within = True
         return [count for count, _ in incoming]
 
     def _exchange_headers(self, counts: Sequence[int], word: int) -> list[list[int]]:
@@ -184,6 +195,7 @@ class Ranks:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         with self._talking("transferred"):
             dist.all_gather(parts, tensor)
+        self._within = False
         self.sent[kind] += tensor.nbytes * (self.size - 1)
         return parts
 

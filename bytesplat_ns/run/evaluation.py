@@ -17,23 +17,41 @@ from nerfstudio.models.base_model import Model
 from rich.progress import track
 from torchvision.utils import save_image
 
+from bytesplat_ns.parallel.ranks import ALONE, Ranks
+from bytesplat_ns.run.interrupt import Interrupted
 
-class Views(Sized, Iterable[tuple[Cameras, dict[str, Any]]], Protocol):
+
+class Views(Sized, Protocol):
     """Camera [1] and data of each photo."""
 
+    def __getitem__(self, number: int) -> tuple[Cameras, dict[str, Any]]: ...
 
-def evaluate(model: Model, views: Views, output: Path | None, prefix: str) -> list[dict[str, float]]:
+
+def evaluate(
+    model: Model, views: Views, output: Path | None, prefix: str, ranks: Ranks = ALONE
+) -> list[dict[str, float]]:
     """Metrics of each photo, and rendered photos per second, as nerfstudio measures them: metrics included.
 
     Args:
         views: as they are looked at.
         output: folder for comparisons of photo and render, ``<prefix>_<kind>_<number>.png``.
+        ranks: each has the whole model and looks at its share of the views.
+
+    Raises:
+        Interrupted: several ranks have heard of a signal.
     """
     if output is not None:
         output.mkdir(exist_ok=True, parents=True)
     rows = []
-    progress = track(views, description="Evaluating all photos", total=len(views), transient=True)
-    for number, (camera, batch) in enumerate(progress):
+    turns = range(0, len(views), ranks.size)
+    for turn in track(turns, description="Evaluating all photos", transient=True):
+        ranks.wait()
+        if ranks.size > 1 and ranks.heard:
+            raise Interrupted
+        number = turn + ranks.rank
+        if number >= len(views):
+            continue
+        camera, batch = views[number]
         start = perf_counter()
         outputs = model.get_outputs_for_camera(camera=camera)
         metrics, images = model.get_image_metrics_and_images(outputs, batch)
@@ -42,7 +60,7 @@ def evaluate(model: Model, views: Views, output: Path | None, prefix: str) -> li
         fps = 1 / (perf_counter() - start)
         rays = int(camera.height) * int(camera.width)
         rows.append({**metrics, "num_rays_per_sec": rays * fps, "fps": fps})
-    return rows
+    return [row for several in ranks.share(rows) for row in several]
 
 
 def averages(rows: Iterable[Mapping[str, float]], with_std: bool) -> dict[str, float]:

@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from bytesplat_ns.parallel.ranks import ALONE, Ranks
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 ECHO_SECONDS = 0.5
@@ -34,6 +36,9 @@ class Interrupted(BaseException):
 class Interrupt:
     """Within its ``with`` block the first signal is remembered and the second ends the process at once.
 
+    With several ranks the others are told of it with the next collective: ``Ranks.heard`` says when all know, and
+    nothing is abandoned, as the others would wait.
+
     Outside the main thread, where Python allows no handlers, and for signals that the process was started to ignore,
     nothing changes.
 
@@ -41,13 +46,15 @@ class Interrupt:
         signal: the first that came, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self.signal: signal.Signals | None = None
+        self._ranks = ranks
         self._when = 0.0
         self._abandon = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
+        self._ranks.announce(0)
         if threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in SIGNALS}
             self._previous = {n: old for n, old in handlers.items() if old not in (None, signal.SIG_IGN)}
@@ -61,15 +68,15 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """What a run that stopped early exits with."""
-        return 128 + self.signal if self.signal else 0
+        """What a run that stopped early exits with, the same on all ranks."""
+        return 128 + self._ranks.heard if self._ranks.heard else 0
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
         """For work that changes nothing that is kept, evaluation say: a signal ends it with ``Interrupted``."""
-        self._abandon = True
+        self._abandon = self._ranks.size == 1
         try:
-            if self.signal:
+            if self._ranks.heard:
                 raise Interrupted
             yield
         finally:
@@ -79,9 +86,12 @@ class Interrupt:
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._when = signal.Signals(number), now
-            # Not through Python's buffered streams: the handler may have interrupted a write to them.
-            with suppress(OSError):
-                os.write(2, f"\n{self.signal.name}: ending with a checkpoint; once more to end at once.\n".encode())
+            self._ranks.announce(number)
+            if self._ranks.size == 1:  # several have been started by a process that says so
+                # Not through Python's buffered streams: the handler may have interrupted a write to them.
+                message = f"\n{self.signal.name}: ending with a checkpoint; once more to end at once.\n"
+                with suppress(OSError):
+                    os.write(2, message.encode())
             if self._abandon:
                 raise Interrupted
         elif now - self._when > ECHO_SECONDS:

@@ -42,9 +42,16 @@ class Progress:
         """Seconds since this process began to train."""
         return time.monotonic() - self._start
 
-    def report(self, done: int, images: int, loss: float, psnr: float, gaussians: int) -> None:
-        """Called at log intervals, after ``done`` steps of the run, which have seen ``images`` images."""
-        self.write(step=done, images=images, loss=loss, psnr=psnr, gaussians=gaussians)
+    def report(
+        self, done: int, images: int, loss: float, psnr: float, gaussians: int, note: str = "", **more: float
+    ) -> None:
+        """Called at log intervals, after ``done`` steps of the run, which have seen ``images`` images.
+
+        Args:
+            note: a further line to print.
+            more: to be written besides.
+        """
+        self.write(step=done, images=images, loss=loss, psnr=psnr, gaussians=gaussians, **more)
         now = time.monotonic()
         if now - self._printed < self._seconds and done < self._total:
             return
@@ -55,6 +62,8 @@ class Progress:
             f"step {done:,}/{self._total:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
             f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}"
         )
+        if note:
+            tell(note)
 
     def write(self, **values: float | int | str) -> None:
         """Appends one object to the file, all of it or nothing; ``seconds`` since the start is added."""

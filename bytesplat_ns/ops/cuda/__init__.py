@@ -8,7 +8,6 @@ fixed order, stay empty.
 from .binning import bin
 from .codec import decode_rows, encode_rows
 from .loss import loss
-from .observe import observe
 from .optimizer import adam
 from .projection import project, project_backward
 from .raster import rasterize, rasterize_backward
@@ -19,7 +18,6 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "loss",
-    "observe",
     "project",
     "project_backward",
     "rasterize",
