@@ -16,15 +16,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +30,7 @@ from nerfstudio.cameras.cameras import Cameras as NerfstudioCameras
 from nerfstudio.data.datamanagers.base_datamanager import DataManager
 from nerfstudio.data.scene_box import SceneBox
 from PIL import Image as Picture
+from provenance import cpu_model, provenance
 from torch import Tensor
 
 from bytesplat_ns import ops
@@ -325,14 +321,9 @@ def main() -> None:
         city = City(round(options.gaussians[0] / options.kept), options.seed)
         write_folder(options.write, photograph(city, city.gaussians(device), options))
         return
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    head = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     result = {
-        "date": date.today().isoformat(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU",
-        "torch": torch.__version__,
-        "commit": os.environ.get("BYTESPLAT_COMMIT") or head.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/city.py", *sys.argv[1:]]),
+        **provenance(),
+        "device": cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "options": {k: v for k, v in vars(options).items() if k not in ("out", "write")},
         "sizes": [],
     }

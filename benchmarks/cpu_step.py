@@ -11,12 +11,9 @@ written to benchmarks/results/cpu_step.json.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from types import ModuleType
 import numpy as np
 import torch
 from PIL import Image as Photo
+from provenance import cpu_model, provenance
 from torch import Tensor
 
 from bytesplat_ns.ops import cpu, cpu_library, reference
@@ -158,6 +156,7 @@ def main() -> None:
     parser.add_argument("--no-reference", action="store_true", help="do not time the torch reference")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    origin = provenance() | {"device": cpu_model()}
 
     where = scene()
     result = {"cpu": measure(cpu, where, 20, options.steps)}
@@ -171,18 +170,13 @@ def main() -> None:
     if "reference" in result:
         print(f"faster than the reference by a factor of {result['reference']['step'] / result['cpu']['step']:.0f}")
 
-    cpu_name = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(
         json.dumps(
             {
-                "date": datetime.date.today().isoformat(),
-                "cpu": cpu_name.split(":")[1].strip(),
+                **origin,
                 "library": cpu_library.level(),
                 "threads": options.threads,
-                "commit": commit.strip(),
-                "command": " ".join(["python", *sys.argv]),
                 "scene": where.name,
                 "gaussians": GAUSSIANS,
                 "width": WIDTH,

@@ -5,25 +5,25 @@
 Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not
 Python; everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python.
 Both sides get the statistics of densification ("absgrad") unless a name says otherwise. A step is projection to
-optimizer, with L1 and SSIM (gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam).
+optimizer, with L1 and SSIM (gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam). Floors are what
+the scene's own counts and the device's ceilings allow at best, see ``floors.py``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import date
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from floors import Ceilings, Work, count_evaluations, floors
+from provenance import provenance
 from room import room
 from torch import Tensor
 
@@ -91,6 +91,7 @@ def ours(
     tiles = binning.bin(records, cameras)
     room_for = int(1.25 * len(records)), int(1.25 * len(tiles.records))
     result: dict[str, float] = {"records": len(records), "pairs": len(tiles.records)}
+    result["evaluations"] = count_evaluations(records, tiles, cameras)
     image = raster.rasterize(records, tiles, cameras, TRAINED)
     rows = raster.rasterize_backward(records, tiles, cameras, TRAINED, image, upstream)
     records = projection.project_ahead(gaussians, cameras, TRAINED, room_for[0])
@@ -214,8 +215,8 @@ def ssim() -> tuple[Callable[[Tensor, Tensor], Tensor], str]:
         return lambda a, b: module(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2)), "pytorch_msssim"
 
 
-def compare(count: int) -> dict[str, Any]:
-    """Both sides on a room of ``count`` Gaussians."""
+def compare(count: int, ceilings: Ceilings) -> dict[str, Any]:
+    """Both sides on a room of ``count`` Gaussians, and the floors of ours."""
     gaussians, cameras = room(count, WIDTH, HEIGHT)
     generator = torch.Generator(device="cuda").manual_seed(0)
     shape = (1, HEIGHT, WIDTH)
@@ -223,21 +224,33 @@ def compare(count: int) -> dict[str, Any]:
     background = torch.rand(1, 3, device="cuda", generator=generator)
     random = [torch.randn(*shape, *tail, device="cuda", generator=generator) for tail in ((3,), ())]
     inputs = (gaussians, cameras, target, background, ImageGradients(random[0], None, random[1]))
-    return {"gaussians": count, "ours": ours(*inputs), "gsplat": gsplats(*inputs)}
-
-
-def table(result: dict[str, Any]) -> str:
-    """Names, our milliseconds, gsplat's, and how many times faster we are."""
-    mine, theirs = result["ours"], result["gsplat"]
+    mine, theirs = ours(*inputs), gsplats(*inputs)
     for side in (mine, theirs):
         for name in ("", " without absgrad") if side else ():
             forward = side.get("rasterize" + name, side["rasterize"])
             side["forward + backward" + name] = forward + side["rasterize_backward" + name]
-    lines = [f"{result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs"]
+    counts = {name: mine[name] for name in ("records", "pairs", "evaluations")}
+    work = Work(count, tiles=cameras.tiles_x * cameras.tiles_y, pixels=WIDTH * HEIGHT, **counts)
+    return {"gaussians": count, "ours": mine, "gsplat": theirs, "floors": floors(work, ceilings)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Names, our milliseconds, how many times the floor that is, gsplat's, and how many times faster we are."""
+    mine, theirs, least = result["ours"], result["gsplat"], result["floors"]
+    lines = [
+        f"{result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs, "
+        f"{mine['evaluations']:,} evaluations; SSIM of the other side: {theirs.get('ssim', 'not installed')}",
+        f"  {'':46}{'ms':>8}{'x floor':>9}{'gsplat':>9}{'faster':>8}",
+    ]
     for name, value in mine.items():
-        if isinstance(value, float):
-            other = theirs.get(name)
-            lines.append(f"  {name:46}{value:8.3f}" + (f"{other:8.3f}{other / value:7.2f}x" if other else ""))
+        if not isinstance(value, float):
+            continue
+        floor, other = least.get(name), theirs.get(name)
+        lines.append(
+            f"  {name:46}{value:8.3f}"
+            + (f"{value / floor:9.2f}" if floor else f"{'':9}")
+            + (f"{other:9.3f}{other / value:7.2f}x" if other else "")
+        )
     lines.append(f"  step memory, MiB: {mine['step memory'] >> 20}, gsplat {theirs.get('step memory', 0) >> 20}")
     return "\n".join(lines)
 
@@ -247,24 +260,20 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[200_000, 1_000_000, 3_000_000])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    origin = provenance()
     began = time.perf_counter()
+    ceilings = Ceilings.measure()
     results = []
     for count in options.sizes:
-        results.append(compare(count))
+        results.append(compare(count, ceilings))
         print(table(results[-1]), flush=True)
     gsplat = sys.modules.get("gsplat")
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True)
     report = {
-        "gpu": torch.cuda.get_device_name(),
-        "date": str(date.today()),
-        "commit": commit.stdout.strip() or None,
-        "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
+        **origin,
         "gsplat": gsplat and gsplat.__version__,
         "seconds": round(time.perf_counter() - began, 1),
         "image": [WIDTH, HEIGHT],
+        "ceilings": asdict(ceilings),
         "milliseconds": results,
     }
     if options.out:
