@@ -262,7 +262,7 @@ def memory_report(pipeline: ByteSplatPipeline, capture: Capture, resident: int) 
     peak, count = torch.cuda.max_memory_allocated(capture.photos.device), pipeline.model.num_points
     _, height, width, _ = capture.photos.shape
     views = pipeline.datamanager.views_per_round
-    need = memory.Need.of(pipeline.store, views, width * height)
+    need = memory.Need.of(pipeline.store, views, width * height, pipeline.strategy.schedule.observes(0))
     return {
         "peak_bytes": peak,
         "photo_bytes": capture.photos.nbytes,

@@ -11,20 +11,28 @@ import psutil
 import torch
 
 from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.ops.cuda.buffers import GRADIENT_ROW_STRIDE, RECORD_STRIDE
 from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH_WITH_STATISTICS
 from bytesplat_ns.photos.cache import GIB, MIB
 
 if TYPE_CHECKING:
     from bytesplat_ns.pipeline import ByteSplatPipeline
 
-RECORD_BYTES = 4 * RECORD_WIDTH + 3 * 4 + 8
-"""One record: its row of the table, Gaussian, view and radius, id."""
+PAIRS = 2
+"""Pairs per Gaussian and view: 0.8 to 2.1 in a synthetic city, 3 in a room (benchmarks/results), up to 9 where few
+Gaussians fill the view."""
 
-PAIR_BYTES = 4 + 8 + 4 * ROW_WIDTH_WITH_STATISTICS
+HOST_VIEW_BYTES = (4 * RECORD_WIDTH + 3 * 4 + 8) + 4 * ROW_WIDTH_WITH_STATISTICS
+"""A Gaussian that a view shows, on the CPU: row of the record table, Gaussian, view, radius, id; its gradient row."""
+
+HOST_PAIR_BYTES = 4 + 8 + 4 * ROW_WIDTH_WITH_STATISTICS
 """One (record, tile) pair: its place in the tile's list, its number, and the gradient row it leaves on the CPU."""
 
-PAIRS = 2
-"""Pairs per Gaussian and view. From 0.5 to 8 as views show a part of the scene or all of it, coarse or fine."""
+GPU_VIEW_BYTES = 1.25 * ((4 * RECORD_STRIDE + 3 * 4 + 8) + 4 * GRADIENT_ROW_STRIDE)
+"""The same on a GPU, whose tables are a quarter longer than they have to be (``ops.cuda.buffers.Capacity``)."""
+
+GPU_PAIR_BYTES = 1.25 * 4
+"""A pair's place in a tile's list. It is sorted with three more numbers, but before there are gradient rows."""
 
 TRAINING_PIXEL_BYTES = 4 * (5 + 4 + 9 + 18) + 4
 """One pixel of a training view: image, its gradient, derivatives of SSIM, what the log compares; and the photo."""
@@ -38,17 +46,21 @@ class Need:
     """Bytes that a run takes on its device at its fullest moment, its photos not counted."""
 
     state: int  # each Gaussian, always: parameters, moments, statistics, id
-    step: int  # each Gaussian, for the length of a step: gradients, and records, rows and pairs of each view
+    step: int  # each Gaussian, for a moment: records, rows and pairs of each view, and gradients or an edit's copies
     images: int  # views in the making, whatever the number of Gaussians
 
     @staticmethod
-    def of(store: GaussianStore, views: int, pixels: int) -> Need:
-        """For rounds of ``views`` views of up to ``pixels`` pixels."""
+    def of(store: GaussianStore, views: int, pixels: int, edits: bool = True) -> Need:
+        """For rounds of ``views`` views of up to ``pixels`` pixels. ``edits``: density control will act."""
         parameters = sum(_row_bytes(p) for p in store.parameters.values())
         state = parameters + sum(_row_bytes(column) for column in store.columns.values()) + store.ids.element_size()
-        view = RECORD_BYTES + 4 * ROW_WIDTH_WITH_STATISTICS + PAIRS * PAIR_BYTES
+        if store.device.type == "cuda":
+            # Gradients of parameters never reach memory, but an edit copies the largest columns.
+            step = parameters * edits + views * (GPU_VIEW_BYTES + PAIRS * GPU_PAIR_BYTES)
+        else:
+            step = parameters + views * (HOST_VIEW_BYTES + PAIRS * HOST_PAIR_BYTES)
         images = pixels * (views * TRAINING_PIXEL_BYTES + EVALUATION_PIXEL_BYTES)
-        return Need(state, parameters + views * view, images)
+        return Need(state, round(step), images)
 
     def total(self, gaussians: int) -> int:
         return gaussians * (self.state + self.step) + self.images
@@ -89,7 +101,7 @@ def preflight(pipeline: ByteSplatPipeline) -> tuple[str, bool]:
     model, data = pipeline.model, pipeline.datamanager
     cameras = data.train_dataset.cameras
     pixels = int((cameras.width * cameras.height).max())
-    need = Need.of(pipeline.store, data.views_per_round, pixels)
+    need = Need.of(pipeline.store, data.views_per_round, pixels, pipeline.strategy.schedule.observes(model.images_seen))
     caches = [data.train_photos, data.eval_photos] if data.eval_dataset else [data.train_photos]
     photos = sum(cache.pending for cache in caches if cache.place.type == model.device.type)
     # The state of the Gaussians that are there already is not free any more.

@@ -17,6 +17,9 @@ from bytesplat_ns.ops.layout import RECORD_WIDTH, Records
 RECORD_STRIDE = 12
 """Floats from one record to the next: 48 bytes, read as three times 16."""
 
+GRADIENT_ROW_STRIDE = 16
+"""Floats from one gradient row with statistics to the next; 12 without them."""
+
 RECORDS, PAIRS, HALTED = range(3)
 """What the three int64 of a step's state say (``StepState`` in ``csrc/cuda/step.h``)."""
 
