@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-
-import pytest
-import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import city
 import city_scene
+import pytest
+import torch
 
 SMALL = ["--views", "9", "--width", "96", "--height", "64", "--device", "cpu"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: object) -> None:
     monkeypatch.setattr(sys, "argv", ["city.py", *SMALL, *map(str, options)])
+    monkeypatch.setenv("BYTESPLAT_COMMIT", "of the test")
     city.main()
 
 
