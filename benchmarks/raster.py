@@ -27,9 +27,9 @@ from provenance import provenance
 from room import room
 from torch import Tensor
 
-from bytesplat_ns.ops.cuda import ahead, binning, projection, raster
+from bytesplat_ns.ops.cuda import ahead, binning, optimizer, projection, raster
 from bytesplat_ns.ops.cuda.loss import loss
-from bytesplat_ns.ops.layout import Cameras, Gaussians, ImageGradients, RenderSettings
+from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, ImageGradients, RenderSettings
 
 WIDTH, HEIGHT = 1600, 1064
 RATES = dict.fromkeys(Gaussians.PARAMETERS, 1e-9)  # so that the scene stays what it is
@@ -98,12 +98,13 @@ def ours(
     tiles = binning.bin_ahead(records, cameras, room_for[1])
     own = replace(gaussians, **{name: getattr(gaussians, name).clone() for name in Gaussians.PARAMETERS})
     moments = {n: (torch.zeros_like(getattr(own, n)), torch.zeros_like(getattr(own, n))) for n in Gaussians.PARAMETERS}
+    step_of_adam = optimizer.place(AdamStep(RATES, (0.9, 0.999), 1e-15, 5), gaussians.device)
 
     def backward(settings: RenderSettings, exact: bool = False) -> Tensor:
         return raster.rasterize_backward(records, tiles, cameras, settings, image, upstream, exact=exact)
 
     def optimize(rows: Tensor = rows, records: Any = records) -> None:
-        projection.project_backward_adam(own, cameras, TRAINED, records, rows, moments, RATES, step=5)
+        projection.project_backward_adam(own, cameras, TRAINED, records, rows, moments, step_of_adam, {}, False)
 
     def to_gradients(settings: RenderSettings) -> None:
         records = projection.project_ahead(gaussians, cameras, settings, room_for[0])

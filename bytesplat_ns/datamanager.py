@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.datamanagers.full_images_datamanager import (
@@ -20,15 +21,21 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from rich.progress import track
 
+from bytesplat_ns.ops import layout
 from bytesplat_ns.parallel import ranks
+from bytesplat_ns.parallel.sharing import Consolidation, Sharing, share
 from bytesplat_ns.photos import descriptions as sources
 from bytesplat_ns.photos import parsing
 from bytesplat_ns.photos.cache import GIB, PhotoCache
 from bytesplat_ns.photos.dataset import PinholeDataset
 from bytesplat_ns.photos.images import PhotoError
-from bytesplat_ns.rounds import Round, View, epoch_order, round_indices
+from bytesplat_ns.rounds import Plan, Round, View, epoch_order
+from bytesplat_ns.views import world_to_camera
 
 T = TypeVar("T")
+
+SAMPLE = 32
+"""Training views that are enough to tell what Gaussians cost."""
 
 
 @dataclass
@@ -39,6 +46,9 @@ class ByteSplatDataManagerConfig(FullImageDatamanagerConfig):
     views_per_round: int | None = None
     """Views in one optimizer step (default: one for each rank). All schedules count images, so more views a step make
     fewer steps."""
+    consolidate_views: Consolidation = "auto"
+    """How several ranks fill a round: with views of which each rank sees few, so that none waits for others ("on"); so
+    if that makes few rounds more ("auto"); or with any views, as many of each owner ("off")."""
     image_cache_gib: float | None = None
     """Memory for decoded photos, GiB a split (default: a quarter of the GPU's free memory, else half of the host's)."""
     cache_images: Literal["auto", "cpu", "gpu"] = "auto"
@@ -68,6 +78,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         **kwargs: Any,
     ) -> None:
         self.ranks = ranks.of_process()
+        self._shared = False
         if config.data is not None:
             config.dataparser.data = Path(config.data)
         self._source = sources.read(config.dataparser)
@@ -80,16 +91,16 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             super().__init__(config, device, test_mode, **kwargs)
 
     def next_round(self, position: int, downscale: int = 1) -> Round:
-        """The views of the next optimizer step.
+        """The views of the next optimizer step, in the order of their owners.
 
         Args:
             position: images seen so far.
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
-        owners = self._owners(position)
-        views = [self._view(index, owner, downscale) for index, owner in owners.items()]
-        coming = self._owners(position + len(views))
-        self.train_photos.prefetch(index for index, owner in coming.items() if owner == self.ranks.rank)
+        plan, owners = self.sharing.plan, self.sharing.owners
+        views = [self._view(index, downscale) for index in sorted(plan.round_at(position), key=owners.__getitem__)]
+        coming = plan.round_at(position + len(views))
+        self.train_photos.prefetch(index for index in coming if owners[index] == self.ranks.rank)
         return Round(views, position)
 
     @property
@@ -98,12 +109,48 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         configured = self.config.views_per_round
         return self.ranks.size if configured is None else configured
 
-    def _owners(self, position: int) -> dict[int, int]:
-        """The photos of the round at ``position``, and the rank that owns the view of each."""
-        indices = round_indices(self.seed, position, len(self.train_dataset), self.views_per_round)
-        return {index: place % self.ranks.size for place, index in enumerate(indices)}
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Which views a round has, and which ranks they belong to; one rank owns all until ``share_views``."""
+        return Sharing.alone(Plan(self.seed, len(self.train_dataset), self.views_per_round))
 
-    def _view(self, index: int, owner: int, downscale: int) -> View:
+    def share_views(self, position: int, footprints: np.ndarray) -> None:
+        """Plans the rounds of several ranks from ``position`` (images seen) on. The first time, gives views to owners.
+
+        Args:
+            footprints: [V, K] how much each rank sees of each training view; zero: nothing.
+        """
+        owners = self.sharing.owners if self._shared else None
+        consolidate = self.config.consolidate_views
+        self.sharing = share(self.sharing.plan, position, footprints, self.views_per_round, consolidate, owners)
+        if not self._shared:
+            self._shared = True
+            _fill(self.train_photos, self._owned())
+
+    def ends_epoch(self, before: int, after: int) -> bool:
+        """Whether all photos have been seen once more by the round that took the images seen from one to the other."""
+        return before // len(self.train_dataset) < after // len(self.train_dataset)
+
+    def training_cameras(self, device: torch.device, sample: int | None = None) -> layout.Cameras:
+        """All training views as the stages take them, or ``SAMPLE`` of them at most, drawn from a number."""
+        cameras, count = self.train_dataset.cameras, len(self.train_dataset)
+        chosen = torch.arange(count) if sample is None else torch.tensor(epoch_order(self.seed, sample, count)[:SAMPLE])
+        columns = (cameras.fx, cameras.fy, cameras.cx, cameras.cy)
+        sizes = torch.cat([cameras.width[chosen], cameras.height[chosen]], dim=1).int()
+        return layout.Cameras(
+            viewmats=world_to_camera(cameras.camera_to_worlds[chosen]).to(device),
+            intrinsics=torch.cat([column[chosen] for column in columns], dim=1).float().to(device),
+            sizes=sizes.to(device),
+            width=int(sizes[:, 0].max()),
+            height=int(sizes[:, 1].max()),
+        )
+
+    def _owned(self) -> list[int]:
+        """Training views that this rank owns."""
+        return [index for index, owner in enumerate(self.sharing.owners) if owner == self.ranks.rank]
+
+    def _view(self, index: int, downscale: int) -> View:
+        owner = self.sharing.owners[index]
         photo = self.train_photos[index] if owner == self.ranks.rank else None
         cameras = self.train_dataset.cameras  # of the size of their photos
         height, width = int(cameras.height[index]), int(cameras.width[index])
@@ -116,7 +163,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         return View(
             index=index,
             owner=owner,
-            ranks=(1 << self.ranks.size) - 1,
+            ranks=self.sharing.rank_sets[index],
             camera_to_world=cameras.camera_to_worlds[index],
             fx=float(cameras.fx[index]) / downscale,
             fy=float(cameras.fy[index]) / downscale,
@@ -137,19 +184,21 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     @cached_property
     def train_photos(self) -> PhotoCache:
-        """The training photos, on the training device whenever one is asked for."""
-        return self._photos("training", self.train_dataset)
+        """The training photos, on the training device whenever one is asked for. A rank keeps those it owns."""
+        return self._photos("training", self.train_dataset, self._owned())
 
     @cached_property
     def eval_photos(self) -> PhotoCache:
         """The evaluation photos, likewise."""
-        return self._photos("evaluation", self.eval_dataset)
+        return self._photos("evaluation", self.eval_dataset, range(len(self.eval_dataset)))
 
-    def _photos(self, split: str, dataset: PinholeDataset) -> PhotoCache:
-        """An empty cache for a split. Reads all headers, so that files that do not fit are found before training."""
+    def _photos(self, split: str, dataset: PinholeDataset, own: Sequence[int]) -> PhotoCache:
+        """An empty cache for a split's own photos. Reads their headers, so that what does not fit is found early."""
         workers = self.config.max_thread_workers or min(16, os.cpu_count() or 1)
+        nbytes = [0] * len(dataset)
         with ThreadPoolExecutor(workers) as pool:
-            nbytes = list(pool.map(dataset.nbytes, range(len(dataset))))
+            for index, size in zip(own, pool.map(dataset.nbytes, own), strict=True):
+                nbytes[index] = size
         gib = self.config.image_cache_gib
         photos = PhotoCache(
             dataset.photo,
@@ -169,9 +218,10 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         """
         if self.test_mode != "val":  # "test" and "inference" do not train
             return
-        _fill(self.train_photos)
+        if self.ranks.size == 1:  # several ranks decode photos once they know which are theirs
+            _fill(self.train_photos, self._owned())
         if len(self.eval_dataset):
-            _fill(self.eval_photos)  # whose budget is what the training photos left
+            _fill(self.eval_photos, range(len(self.eval_dataset)))  # whose budget is what the training photos left
 
     # Stock surface --------------------------------------------------------------------------------------------
 
@@ -230,7 +280,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     def next_train(self, step: int) -> tuple[Cameras, dict[str, Any]]:
         """Camera [1] and data of the training photo a run with one view a round shows at this step."""
-        (index,) = round_indices(self.seed, step, len(self.train_dataset), 1)
+        (index,) = Plan(self.seed, len(self.train_dataset), views_per_round=1).round_at(step)
         camera = self.train_dataset.cameras[index : index + 1].to(self.device)
         camera.metadata = {**(camera.metadata or {}), "cam_idx": index}
         return camera, self._train_data(index)
@@ -263,10 +313,10 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             )
 
 
-def _fill(photos: PhotoCache) -> None:
+def _fill(photos: PhotoCache, own: Sequence[int]) -> None:
     """Decodes photos if they all fit."""
     if photos.complete:
-        for _ in track(photos.fill(), description="Decoding photos", total=len(photos), transient=True):
+        for _ in track(photos.fill(own), description="Decoding photos", total=len(own), transient=True):
             pass
 
 

@@ -1,4 +1,4 @@
-"""Adam over the Gaussians of a store, fed with explicit gradients."""
+"""Adam over the Gaussians of a store, fed with gradient rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bytesplat_ns import ops
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.ops import fused
-from bytesplat_ns.ops.layout import Cameras, Gaussians, Records, RenderSettings
+from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, Records, RenderSettings
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -23,48 +22,40 @@ class GaussianAdam:
     ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their rows; a new row
     starts with zero moments.
 
+    A step is ``prepare``, which depends on the round's number of views alone; ``step_from_rows``, which launches it
+    and may have to be repeated, or is recorded and replayed; and ``count``, once it has taken place.
+
     Attributes:
-        betas, eps, views: of the next step. A round of several views is a longer step, with betas to their number.
         steps: steps taken so far.
         age: views of all steps so far. Bias correction needs the product of all betas, which is
             ``beta ** (age / views)`` however many views the rounds had.
-        rates: learning rate of the last step by parameter name; empty before the first.
     """
 
-    def __init__(self, store: GaussianStore, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-15) -> None:
+    def __init__(self, store: GaussianStore) -> None:
         self.store = store
-        self.betas = betas
-        self.eps = eps
-        self.views = 1
         self.steps = self.age = 0
-        self.rates: Mapping[str, float] = {}
+        self._views = 0
+        self._step: AdamStep | None = None  # the one prepared last
         for name in Gaussians.PARAMETERS:
             for moment in MOMENTS:
                 store.register(f"{name}.{moment}", tuple(store.parameters[name].shape[1:]))
 
-    @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
-        """Move every parameter once, in place.
+    def prepare(
+        self,
+        rates: Mapping[str, float],
+        views: int = 1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-15,
+    ) -> None:
+        """Says what the next step is like.
 
         Args:
-            gradients: dL/d(raw parameter) by name, shaped like the parameters.
-            rates: learning rate of this step by parameter name.
+            rates: learning rate by parameter name.
+            views: of the round. A round of several views is a longer step, with betas to their number.
         """
-        self._count()
-        self.rates = rates
-        for name in Gaussians.PARAMETERS:
-            parameter = self.store.parameters[name].detach()
-            assert gradients[name].shape == parameter.shape, f"{name}: one gradient for each parameter"
-            ops.adam(
-                parameter,
-                gradients[name],
-                *self.moments(name),
-                lr=rates[name],
-                beta1=self.betas[0],
-                beta2=self.betas[1],
-                eps=self.eps,
-                step=self.age / self.views,
-            )
+        self._views = views
+        step = AdamStep(rates, betas, eps, number=(self.age + views) / views)
+        self._step = fused.place_adam(step, self.store.device, self._step)
 
     @torch.no_grad()
     def step_from_rows(
@@ -73,36 +64,34 @@ class GaussianAdam:
         settings: RenderSettings,
         records: Records,
         rows: Tensor,
-        rates: Mapping[str, float],
-        regularizers: Mapping[str, Tensor | float],
+        regularizers: Mapping[str, Tensor],
         poses: bool,
     ) -> Tensor | None:
         """Project a round's gradient rows back to the parameters and move every parameter once, in place.
 
         Args:
             cameras, settings, records, rows: as in ``ops.project_backward``.
-            rates: learning rate of this step by parameter name.
-            regularizers: gradients to add, by parameter name. Without any, a backend may fuse all of it.
+            regularizers: gradients of regularizers on the parameters themselves, by parameter name.
             poses: whether the gradient of the poses is wanted.
 
         Returns:
             dL/d(viewmats) [V, 4, 4], or None if it is not wanted.
         """
-        gaussians = self.store.gaussians()
-        if regularizers:
-            gradients = ops.project_backward(gaussians, cameras, settings, records, rows)
-            by_name = gradients.parameters()
-            for name, gradient in regularizers.items():
-                by_name[name] += gradient
-            self.step(by_name, rates)
-            return gradients.viewmats if poses else None
-        self._count()
-        self.rates = rates
+        assert self._step is not None, "prepare comes first"
         moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
-        constants = {"betas": self.betas, "eps": self.eps, "step": self.age / self.views, "poses": poses}
         return fused.project_backward_adam(
-            gaussians, cameras, settings, records, rows, moments, rates, **constants
+            self.store.gaussians(), cameras, settings, records, rows, moments, self._step, regularizers, poses
         )
+
+    def count(self) -> None:
+        """The prepared step has taken place."""
+        self.steps += 1
+        self.age += self._views
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Learning rates of the step that was prepared last, by parameter name."""
+        return {} if self._step is None else self._step.rates
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
         """First and second moment of a parameter, both shaped like it; live, until rows come or go."""
@@ -118,15 +107,9 @@ class GaussianAdam:
         for moment in self.moments(name):
             moment[rows] = 0.0
 
-    def _count(self) -> None:
-        self.steps += 1
-        self.age += self.views
-
     def state_dict(self) -> dict[str, Any]:
         """What the store does not hold: it saves the moments with its other columns."""
-        return {"steps": self.steps, "age": self.age, "betas": list(self.betas), "eps": self.eps}
+        return {"steps": self.steps, "age": self.age}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.age = state["steps"], state["age"]
-        self.betas = tuple(state["betas"])
-        self.eps = state["eps"]

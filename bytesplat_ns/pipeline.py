@@ -23,12 +23,13 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
-from bytesplat_ns.parallel import ranks
-from bytesplat_ns.parallel.ranks import Ranks
+from bytesplat_ns.parallel import partition, ranks, visibility
+from bytesplat_ns.parallel.balance import rebalance
+from bytesplat_ns.parallel.ranks import ALONE, Ranks
 from bytesplat_ns.parallel.whole import collect, shown
-from bytesplat_ns.rounds import rounds_between
 from bytesplat_ns.run import evaluation
 from bytesplat_ns.run.metrics import psnr
+from bytesplat_ns.run.progress import tell
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
 from bytesplat_ns.views import Batch, Collator
 
@@ -45,6 +46,8 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
     """specifies the datamanager config"""
     model: ByteSplatModelConfig = field(default_factory=ByteSplatModelConfig)
     """specifies the model config"""
+    rebalance_threshold: float = 1.2
+    """with several ranks, load of the busiest one, over the mean, beyond which Gaussians move at the end of an epoch"""
 
 
 @dataclass
@@ -123,12 +126,12 @@ class ByteSplatPipeline(VanillaPipeline):
         #    share (poses, bilateral grids) have their own.
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
-        self.optimizer.betas, self.optimizer.eps = scale.betas(*BETAS), scale.epsilon(EPSILON)
-        self.optimizer.views = len(batch)
+        self.optimizer.prepare(rates, len(batch), scale.betas(*BETAS), scale.epsilon(EPSILON))
         regularizers = self._regularizers(model.images_seen, len(batch))
         d_viewmats = self.optimizer.step_from_rows(
-            batch.cameras, settings, there.records, there.rows, rates, regularizers, poses_move
+            batch.cameras, settings, there.records, there.rows, regularizers, poses_move
         )
+        self.optimizer.count()
         self._step_shared(batch.viewmats, d_viewmats, batch.indices, rates, scale)
 
         # 4. Density control: remember what the views said, and now and then grow, prune or reset.
@@ -137,6 +140,8 @@ class ByteSplatPipeline(VanillaPipeline):
         before, model.images_seen = model.images_seen, model.images_seen + len(batch)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
+        if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
+            self._balance()
         return RoundReport(
             there.losses, there.image, batch, background, report, len(there.records), model.num_points
         )
@@ -244,13 +249,34 @@ class ByteSplatPipeline(VanillaPipeline):
     def _keep_own_part(self) -> None:
         """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""
         if self.ranks.size > 1:
-            self.store.keep(self.store.ids % self.ranks.size == self.ranks.rank)
+            means, ids = self.store.parameters["means"].detach(), self.store.ids
+            cells = partition.divide(self.ranks.size, means, ids, torch.ones_like(ids), ALONE)
+            self.store.keep(cells.owners(means, ids) == self.ranks.rank)
             self.model.ids = self.store.ids
 
+    def share_views(self) -> None:
+        """Plans the rounds of several ranks from now on, by what of the scene each of them holds."""
+        if self.ranks.size == 1:
+            return
+        bounds = visibility.blocks(self.model.gaussians())
+        cameras = self.datamanager.training_cameras(self.model.device)
+        seen = visibility.footprints(bounds, cameras, self.model.settings())
+        parts = self.ranks.gather_parts(seen.to(self.ranks.device), "partition")
+        self.datamanager.share_views(self.model.images_seen, torch.stack(parts, dim=1).cpu().numpy())
+
+    def _balance(self) -> None:
+        """Moves Gaussians if one rank has too much to do, and plans the next rounds by where they are."""
+        model = self.model
+        cameras = self.datamanager.training_cameras(model.device, model.images_seen)
+        busiest = rebalance(self.store, cameras, model.settings(), self.ranks, self.config.rebalance_threshold)
+        model.ids = self.store.ids
+        if busiest is not None and self.ranks.rank == 0:
+            tell(f"One rank had {busiest:.2f} times the mean load: Gaussians moved to cells of equal load.")
+        self.share_views()
+
     def rounds_until(self, total_images: int) -> int:
-        """Rounds from now until ``total_images`` have been seen."""
-        photos, views = self.model.num_train_data, self.datamanager.views_per_round
-        return rounds_between(self.model.images_seen, total_images, photos, views)
+        """Rounds from now until ``total_images`` have been seen, as planned now."""
+        return self.datamanager.sharing.plan.rounds_between(self.model.images_seen, total_images)
 
     def describe_run(self) -> list[str]:
         """What this run will do and when, in images, for the log."""
@@ -270,6 +296,8 @@ class ByteSplatPipeline(VanillaPipeline):
             f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "
             f"opacity reset at {_moments([m + 1 for m in resets])}.",
         ]
+        if self.ranks.size > 1:
+            lines.append(self.datamanager.sharing.describe())
         if views > 1:
             scale = RoundScale(views)
             lines.append(

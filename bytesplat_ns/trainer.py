@@ -81,6 +81,7 @@ class ByteSplatTrainer(Trainer):
             if not memory.exhausted(error):
                 raise
             raise OutOfMemory.explain(error, "while data and model were loaded", "Nothing was trained.") from None
+        self.pipeline.share_views()
         remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
         self.total_steps = self._start_step + remaining
         for line in self.pipeline.describe_run():

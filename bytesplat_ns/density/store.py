@@ -99,6 +99,19 @@ class GaussianStore:
         self.columns = {name: old[order] for name, old in self.columns.items()}
         self.ids = self.ids[order]
 
+    def tables(self) -> dict[str, Tensor]:
+        """All that has a row per Gaussian: parameters (detached) and columns by name, and ``ids``."""
+        parameters = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {**parameters, **self.columns, "ids": self.ids}
+
+    def replace(self, tables: Mapping[str, Tensor]) -> None:
+        """Hold these rows instead of those of now: tables with the names of ``tables()``, in any order of rows."""
+        for name, old in list(self.parameters.items()):
+            self.parameters[name] = nn.Parameter(tables[name], requires_grad=old.requires_grad)
+        self.columns = {name: tables[name] for name in self.columns}
+        self.ids = tables["ids"]
+        self._sort()
+
     def state_dict(self) -> dict[str, Any]:
         """Ids and columns, row by row; the parameters are saved by their owner, in the same order."""
         return {"ids": self.ids, "next_id": self.next_id, "columns": dict(self.columns)}

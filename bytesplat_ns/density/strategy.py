@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from bytesplat_ns import ops
 from bytesplat_ns.density import philox
 from bytesplat_ns.density.base import DensityReport, Gather, Strategy
 from bytesplat_ns.density.rotation import rotate
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.ops.layout import ABSGRAD, MEAN2D, ROW_WIDTH_WITH_STATISTICS, Cameras, Records
+from bytesplat_ns.ops.layout import GRADIENT_UNIT, ROW_WIDTH_WITH_STATISTICS, Cameras, Observations, Records
 from bytesplat_ns.optim import GaussianAdam
-
-GRADIENT_UNIT = 2.0**-32
-"""Unit of the summed screen gradient. Thresholds are around 1e-3, so one view's rounding is 1e-7 of them."""
-
-GRADIENT_MAX = 2.0**16
-"""Largest screen gradient of one view that counts: leaves room for 2^15 views in an int64."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +74,15 @@ class DefaultStrategy(Strategy):
     ) -> None:
         super().__init__(store, optimizer, schedule, seed, options.max_gaussians, gather)
         self.options = options
-        # Over the views since the last refinement. Fixed point makes the sum independent of its order.
-        store.register("density.gradient", dtype=torch.int64)  # sum, in GRADIENT_UNIT per half image side
-        store.register("density.views", dtype=torch.int32)  # how many saw the Gaussian
-        store.register("density.radius")  # largest, as a part of the larger image side
+        # Over the views since the last refinement.
+        store.register("density.gradient", dtype=torch.int64)
+        store.register("density.views", dtype=torch.int32)
+        store.register("density.radius")
+
+    @property
+    def observations(self) -> Observations:
+        """The statistics as they are now; live, until rows come or go."""
+        return Observations(*(self.store.columns[f"density.{f.name}"] for f in fields(Observations)))
 
     def observes(self, seen: int) -> bool:
         return self.schedule.observes(seen)
@@ -90,14 +90,7 @@ class DefaultStrategy(Strategy):
     @torch.no_grad()
     def observe(self, records: Records, rows: Tensor, cameras: Cameras) -> None:
         assert rows.shape == (len(records), ROW_WIDTH_WITH_STATISTICS), "rows come without statistics"
-        sizes = cameras.sizes[records.view.long()].float()  # [M, 2] width, height in pixels
-        gaussian = records.gaussian.long()
-        gradient = (rows[:, ABSGRAD if self.options.use_absgrad else MEAN2D] * (sizes / 2)).norm(dim=1)
-        gradient = gradient.nan_to_num(0.0).clamp(max=GRADIENT_MAX).double()
-        columns = self.store.columns
-        columns["density.gradient"].index_add_(0, gaussian, (gradient / GRADIENT_UNIT).round().long())
-        columns["density.views"].index_add_(0, gaussian, torch.ones_like(records.gaussian))
-        columns["density.radius"].scatter_reduce_(0, gaussian, records.radius / sizes.amax(dim=1), "amax")
+        ops.observe(records, rows, cameras, self.observations, self.options.use_absgrad)
 
     def update(self, before: int, after: int) -> DensityReport | None:
         report = self.refine(after) if self.schedule.refines_at(before, after) else None
@@ -116,7 +109,7 @@ class DefaultStrategy(Strategy):
         options, schedule, store = self.options, self.schedule, self.store
         opacity = store.parameters["opacities"].squeeze(1).sigmoid()
         size = store.parameters["scales"].exp().amax(dim=1)  # largest standard deviation, world units
-        gradient, radius = self._mean_gradient(), store.columns["density.radius"]
+        gradient, radius = self._mean_gradient(), self.observations.radius
         finite = self._finite()
 
         # 1. What each Gaussian deserves, regardless of the others.
@@ -145,8 +138,8 @@ class DefaultStrategy(Strategy):
         # 3. One edit of all tables.
         replaced = grown & split
         self._breed((~pruned & ~replaced).nonzero().squeeze(1), grown.nonzero().squeeze(1), split, seen)
-        for name in ("density.gradient", "density.views", "density.radius"):
-            store.columns[name].zero_()
+        for column in vars(self.observations).values():
+            column.zero_()
         capped = self.limit()
         counts = (grown & ~split, replaced, pruned & ~replaced & finite, ~finite, wish & ~grown)
         return DensityReport(*self._sum(len(store), *(mask.sum() for mask in counts)), capped=capped)
@@ -164,9 +157,8 @@ class DefaultStrategy(Strategy):
 
     def _mean_gradient(self) -> Tensor:
         """[N] float32, mean over the views that saw a Gaussian; zero if none did."""
-        columns = self.store.columns
-        total = columns["density.gradient"].double() * GRADIENT_UNIT
-        return (total / columns["density.views"].clamp(min=1)).float()
+        seen = self.observations
+        return (seen.gradient.double() * GRADIENT_UNIT / seen.views.clamp(min=1)).float()
 
     def _breed(self, kept: Tensor, grown: Tensor, split: Tensor, seen: int) -> None:
         """Keep the rows ``kept`` [n] and append children of the rows ``grown`` [m].

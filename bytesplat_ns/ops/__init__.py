@@ -27,6 +27,7 @@ from .layout import (
     Gaussians,
     Image,
     ImageGradients,
+    Observations,
     Records,
     RenderSettings,
     TileLists,
@@ -154,6 +155,15 @@ def adam(
     backend(parameter.device.type).adam(
         parameter, gradient, exp_avg, exp_avg_sq, lr=lr, beta1=beta1, beta2=beta2, eps=eps, step=step
     )
+
+
+def observe(records: Records, rows: Tensor, cameras: Cameras, observations: Observations, absgrad: bool) -> None:
+    """Adds a round's gradient rows with statistics [M, 14] to what density control remembers, in place.
+
+    Args:
+        absgrad: take the sum over pixels of absolute gradients instead of the gradient.
+    """
+    backend(rows.device.type).observe(records, rows, cameras, observations, absgrad)
 
 
 def render(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> tuple[Image, Records]:

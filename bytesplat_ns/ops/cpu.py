@@ -25,6 +25,7 @@ from .layout import (
     RenderSettings,
     TileLists,
 )
+from .reference import observe
 
 __all__ = [
     "adam",
@@ -33,6 +34,7 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "loss",
+    "observe",
     "project",
     "project_backward",
     "rasterize",

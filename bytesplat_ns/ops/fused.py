@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.ops.layout import (
+    AdamStep,
     Cameras,
     Differentiated,
     Gaussians,
@@ -39,6 +41,15 @@ def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettin
     return Differentiated(records, tiles, image, losses, rows)
 
 
+def place_adam(step: AdamStep, device: torch.device, before: AdamStep | None) -> AdamStep:
+    """The step with its constants where the device's kernels look for them: where those of the step before were."""
+    if device.type != "cuda":
+        return step
+    from bytesplat_ns.ops.cuda import optimizer
+
+    return optimizer.place(step, device, None if before is None else before.table)
+
+
 def project_backward_adam(
     gaussians: Gaussians,
     cameras: Cameras,
@@ -46,11 +57,8 @@ def project_backward_adam(
     records: Records,
     rows: Tensor,
     moments: Mapping[str, tuple[Tensor, Tensor]],
-    rates: Mapping[str, float],
-    *,
-    betas: tuple[float, float],
-    eps: float,
-    step: float,
+    step: AdamStep,
+    regularizers: Mapping[str, Tensor],
     poses: bool,
 ) -> Tensor | None:
     """From gradient rows to moved parameters: ``project_backward``, then ``adam`` on each of the six, in place.
@@ -59,8 +67,7 @@ def project_backward_adam(
 
     Args:
         moments: exp_avg and exp_avg_sq by parameter name, shaped like the parameter, updated in place.
-        rates: learning rate by parameter name.
-        step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
+        regularizers: by parameter name, gradients of regularizers on the parameters themselves, to be added.
         poses: whether the gradient of the poses is wanted.
 
     Returns:
@@ -70,11 +77,11 @@ def project_backward_adam(
     if gaussians.device.type == "cuda":
         from bytesplat_ns.ops.cuda import projection
 
-        return projection.project_backward_adam(
-            *arguments, moments, rates, betas=betas, eps=eps, step=step, poses=poses
-        )
+        return projection.project_backward_adam(*arguments, moments, step, regularizers, poses)
     gradients = ops.project_backward(*arguments)
+    constants = {"beta1": step.betas[0], "beta2": step.betas[1], "eps": step.eps, "step": step.number}
     for name, gradient in gradients.parameters().items():
-        constants = {"lr": rates[name], "beta1": betas[0], "beta2": betas[1], "eps": eps, "step": step}
-        ops.adam(getattr(gaussians, name), gradient, *moments[name], **constants)
+        if name in regularizers:
+            gradient += regularizers[name]
+        ops.adam(getattr(gaussians, name), gradient, *moments[name], lr=step.rates[name], **constants)
     return gradients.viewmats if poses else None

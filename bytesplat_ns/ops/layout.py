@@ -4,6 +4,7 @@ A step is a chain of stages over the V views of a round:
 
     project -> records -> bin -> tile lists -> rasterize -> image -> loss -> image gradients
             -> rasterize_backward -> gradient rows -> project_backward -> parameter gradients -> adam
+                                                   -> observe -> statistics of density control
 
 Reference (torch), CPU (C++) and CUDA implement the same stages with the same names and signatures. Column numbers here
 are mirrored in ``csrc/common/layout.h``; ``tests/ops/test_layout.py`` compares the two.
@@ -11,7 +12,7 @@ are mirrored in ``csrc/common/layout.h``; ``tests/ops/test_layout.py`` compares 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -44,6 +45,13 @@ IMPORTANCE = 12  # sum over pixels of alpha * T
 MAX_CONTRIBUTION = 13  # max over pixels of alpha * T
 ROW_WIDTH = RECORD_WIDTH
 ROW_WIDTH_WITH_STATISTICS = 14
+
+# Units of the statistics that density control keeps (``Observations``).
+GRADIENT_UNIT = 2.0**-32
+"""Unit of the summed screen gradient. Thresholds are around 1e-3, so one view's rounding is 1e-7 of them."""
+
+GRADIENT_MAX = 2.0**16
+"""Largest screen gradient of one view that counts: leaves room for 2^15 views in an int64."""
 
 StopRule = Literal["drop", "add"]
 """What happens to the Gaussian that saturates a pixel: left out (as 3DGS and gsplat do), or added before stopping."""
@@ -83,6 +91,11 @@ class Cameras:
 
     def __len__(self) -> int:
         return self.viewmats.shape[0]
+
+    def view(self, number: int) -> Cameras:
+        """One view alone, stored at the size of the largest as before."""
+        one = slice(number, number + 1)
+        return Cameras(self.viewmats[one], self.intrinsics[one], self.sizes[one], self.width, self.height)
 
     @property
     def tiles_x(self) -> int:
@@ -165,6 +178,28 @@ class Differentiated:
     image: Image
     losses: Tensor  # [V]
     rows: Tensor  # [M, ROW_WIDTH or ROW_WIDTH_WITH_STATISTICS]
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """One step of Adam over all trained parameters (Kingma and Ba, 2015, algorithm 1)."""
+
+    rates: Mapping[str, float]  # learning rate by parameter name
+    betas: tuple[float, float]
+    eps: float
+    number: float  # of the step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``)
+    # [10] the same where CUDA kernels read it (``AdamTable`` in csrc/common/adam.h), so that a recorded step can be
+    # replayed with other rates; None elsewhere.
+    table: Tensor | None = None
+
+
+@dataclass
+class Observations:
+    """What the rounds since the last refinement said about N Gaussians. Sums that do not depend on their order."""
+
+    gradient: Tensor  # [N] int64, sum over views of |dL/d mean2d|, in GRADIENT_UNIT per half image side
+    views: Tensor  # [N] int32, how many saw the Gaussian
+    radius: Tensor  # [N] float32, largest one, as a part of the larger image side
 
 
 @dataclass

@@ -125,9 +125,9 @@ class PhotoCache:
             if index not in self._kept and index not in self._coming:
                 self._coming[index] = self._pool.submit(self._decode, index)
 
-    def fill(self) -> Iterator[int]:
-        """Decodes all photos, a few at a time, and yields each index once its photo is there."""
-        for index in range(len(self)):
-            self.prefetch(range(index, min(index + 2 * self._workers, len(self))))
+    def fill(self, indices: Sequence[int]) -> Iterator[int]:
+        """Decodes these photos, a few at a time, and yields each index once its photo is there."""
+        for place, index in enumerate(indices):
+            self.prefetch(indices[place : place + 2 * self._workers])
             self[index]
             yield index

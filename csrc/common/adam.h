@@ -13,6 +13,17 @@ struct AdamStep {
     float eps;
 };
 
+// The constants of one step of all trained parameters, whose step sizes are in the order of ops.layout.Gaussians. It
+// lies in device memory and not in a kernel's arguments: a recorded step is replayed with other rates.
+struct AdamTable {
+    float first_rate, second_rate, root_correction, eps;
+    float step_sizes[6];
+
+    BS_HD AdamStep step(int parameter) const {
+        return {first_rate, second_rate, step_sizes[parameter], root_correction, eps};
+    }
+};
+
 BS_HD inline void adam_update(const AdamStep& adam, float gradient, float& parameter, float& exp_avg, float& exp_avg_sq) {
     exp_avg += adam.first_rate * (gradient - exp_avg);
     exp_avg_sq += adam.second_rate * (gradient * gradient - exp_avg_sq);

@@ -24,6 +24,10 @@ constexpr int MAX_CONTRIBUTION = 13;  // max over pixels of alpha T
 constexpr int ROW_WIDTH = RECORD_WIDTH;
 constexpr int ROW_WIDTH_WITH_STATISTICS = 14;
 
+// Of the statistics that density control keeps.
+constexpr float GRADIENT_UNIT = 1.0f / 4294967296.0f;  // of the summed screen gradient
+constexpr float GRADIENT_MAX = 65536.0f;               // largest screen gradient of one view that counts
+
 // What happens to the Gaussian that saturates a pixel.
 enum class StopRule : int {
     drop = 0,  // it is left out and the pixel stops (3DGS, gsplat)

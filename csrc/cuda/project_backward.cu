@@ -131,21 +131,27 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
 }
 
 // One parameter of this block's Gaussians, WIDTH floats each. FUSED: a step of Adam, whose moments are `first` and
-// `second`; otherwise its gradient is written to `first`. Four floats at a time; only the last block may have an odd
-// rest.
+// `second`, on the gradient plus `extra` (or null); otherwise the gradient is written to `first`. Four floats at a time;
+// only the last block may have an odd rest.
 template <int WIDTH>
 __device__ inline void finish(const float* gradient, float* __restrict__ parameter, float* __restrict__ first,
-                              float* __restrict__ second, int gaussians, AdamStep adam) {
+                              float* __restrict__ second, const float* __restrict__ extra, int gaussians,
+                              const AdamStep& adam) {
     const long long base = static_cast<long long>(blockIdx.x) * THREADS * WIDTH;
     const int count = smaller(THREADS, gaussians - static_cast<int>(blockIdx.x) * THREADS) * WIDTH;
     if (FUSED) parameter += base, second += base;
+    if (FUSED && extra) extra += base;
     first += base;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count / 4; i += THREADS) {
-        const float4 g = reinterpret_cast<const float4*>(gradient)[i];
+        float4 g = reinterpret_cast<const float4*>(gradient)[i];
         if (!FUSED) {
             reinterpret_cast<float4*>(first)[i] = g;
             continue;
+        }
+        if (extra) {
+            const float4 more = reinterpret_cast<const float4*>(extra)[i];
+            g.x += more.x, g.y += more.y, g.z += more.z, g.w += more.w;
         }
         float4 p = reinterpret_cast<float4*>(parameter)[i], m = reinterpret_cast<float4*>(first)[i];
         float4 v = reinterpret_cast<float4*>(second)[i];
@@ -159,21 +165,21 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
     }
     const int i = count / 4 * 4 + threadIdx.x;
     if (i >= count) return;
-    if (FUSED) adam_update(adam, gradient[i], parameter[i], first[i], second[i]);
+    if (FUSED) adam_update(adam, gradient[i] + (extra ? extra[i] : 0.0f), parameter[i], first[i], second[i]);
     else first[i] = gradient[i];
 }
 
-// For each parameter: its values; FUSED its moments and step size (adam.h), otherwise its gradient in place of the
-// first moment and nothing for the second.
+// For each parameter: its values; FUSED its moments and what regularizers add to its gradient (or null), otherwise its
+// gradient in place of the first moment and nothing for the others.
 extern "C" __global__ void __launch_bounds__(THREADS, MULTI_VIEW ? 2 : 5)
-project_backward(float* means, float* means_1, float* means_2, float means_rate,                      // [N, 3]
-                 float* quats, float* quats_1, float* quats_2, float quats_rate,                      // [N, 4]
-                 float* scales, float* scales_1, float* scales_2, float scales_rate,                  // [N, 3]
-                 float* opacities, float* opacities_1, float* opacities_2, float opacities_rate,      // [N, 1]
-                 float* features_dc, float* features_dc_1, float* features_dc_2, float features_dc_rate,  // [N, 3]
-                 float* features_rest, float* features_rest_1, float* features_rest_2, float features_rest_rate,
-                 int gaussians,                                 // N
-                 float first_rate, float second_rate, float root_correction, float eps,
+project_backward(float* means, float* means_1, float* means_2, const float* means_extra,                  // [N, 3]
+                 float* quats, float* quats_1, float* quats_2, const float* quats_extra,                  // [N, 4]
+                 float* scales, float* scales_1, float* scales_2, const float* scales_extra,              // [N, 3]
+                 float* opacities, float* opacities_1, float* opacities_2, const float* opacities_extra,  // [N, 1]
+                 float* features_dc, float* features_dc_1, float* features_dc_2, const float* features_dc_extra,
+                 float* features_rest, float* features_rest_1, float* features_rest_2, const float* features_rest_extra,
+                 int gaussians,        // N
+                 const float* adam,    // AdamTable, if FUSED
                  const float* __restrict__ viewmats,    // [V, 4, 4] world to camera
                  const float* __restrict__ intrinsics,  // [V, 4] fx, fy, cx, cy
                  const int* __restrict__ sizes,         // [V, 2] width, height
@@ -192,12 +198,14 @@ project_backward(float* means, float* means_1, float* means_2, float means_rate,
                          blocks_per_view, dilation, table, rows, record_gaussian, starts, row_stride};
     differentiate(scene, gradients, rest, d_viewmats);
 
-    const auto adam = [&](float rate) { return AdamStep{first_rate, second_rate, rate, root_correction, eps}; };
-    finish<3>(gradients.means, means, means_1, means_2, gaussians, adam(means_rate));
-    finish<4>(gradients.quats, quats, quats_1, quats_2, gaussians, adam(quats_rate));
-    finish<3>(gradients.scales, scales, scales_1, scales_2, gaussians, adam(scales_rate));
-    finish<1>(gradients.opacities, opacities, opacities_1, opacities_2, gaussians, adam(opacities_rate));
-    finish<3>(gradients.features_dc, features_dc, features_dc_1, features_dc_2, gaussians, adam(features_dc_rate));
+    AdamTable table_of_step = {};
+    if (FUSED) table_of_step = *reinterpret_cast<const AdamTable*>(adam);
+    const auto step = [&](int parameter) { return table_of_step.step(parameter); };
+    finish<3>(gradients.means, means, means_1, means_2, means_extra, gaussians, step(0));
+    finish<4>(gradients.quats, quats, quats_1, quats_2, quats_extra, gaussians, step(1));
+    finish<3>(gradients.scales, scales, scales_1, scales_2, scales_extra, gaussians, step(2));
+    finish<1>(gradients.opacities, opacities, opacities_1, opacities_2, opacities_extra, gaussians, step(3));
+    finish<3>(gradients.features_dc, features_dc, features_dc_1, features_dc_2, features_dc_extra, gaussians, step(4));
     if (REST > 0)
-        finish<REST>(rest, features_rest, features_rest_1, features_rest_2, gaussians, adam(features_rest_rate));
+        finish<REST>(rest, features_rest, features_rest_1, features_rest_2, features_rest_extra, gaussians, step(5));
 }

@@ -29,7 +29,7 @@ def test_all_are_decoded_once_where_they_fit():
     decoder = Decoder()
     photos = cache(10, 10 * BYTES, decoder)
     assert photos.complete
-    assert list(photos.fill()) == list(range(10))
+    assert list(photos.fill(range(10))) == list(range(10))
     for _ in range(2):
         assert [int(photos[i].image[0, 0, 0]) for i in range(10)] == list(range(10))
     assert sorted(decoder.calls) == list(range(10))
@@ -69,7 +69,7 @@ def test_fill_decodes_a_few_photos_ahead_only():
     """All at once could take more host memory than there is, where photos are kept on a device."""
     decoder = Decoder()
     photos = cache(100, 100 * BYTES, decoder)
-    next(photos.fill())
+    next(photos.fill(range(len(photos))))
     photos._pool.shutdown()  # waits for what was begun
     assert len(decoder.calls) == 4  # twice the number of workers
 
@@ -79,7 +79,7 @@ def test_a_failed_decode_reaches_the_caller():
         raise ValueError(f"photo {index} is broken")
 
     with pytest.raises(ValueError, match="photo 0 is broken"):
-        list(cache(3, 10 * BYTES, fail).fill())
+        list(cache(3, 10 * BYTES, fail).fill(range(3)))
 
 
 def test_describe_says_how_much_goes_where():

@@ -18,7 +18,7 @@ from bytesplat_ns.optim import GaussianAdam
 def make_mcmc():
     def make(store, gather=lambda rows: rows, **options):
         optimizer = GaussianAdam(store)
-        optimizer.rates = {"means": 1.6e-4}
+        optimizer.prepare({"means": 1.6e-4})
         schedule = DensitySchedule(stop=25_000, reset_every=None)
         return MCMCStrategy(store, optimizer, MCMCOptions(**options), schedule, seed=3, gather=gather)
 
@@ -232,7 +232,7 @@ def test_noise_is_new_each_round_and_fades_with_the_learning_rate(make_store, ma
         store = make_store(100)
         kill(store, range(100))
         strategy = make_mcmc(store)
-        strategy.optimizer.rates = {"means": rate}
+        strategy.optimizer.prepare({"means": rate})
         start = store.parameters["means"].detach().clone()
         strategy.add_noise(seen)
         return store.parameters["means"].detach() - start

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from bytesplat_ns.ops.layout import Gaussians
+from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH, Cameras, Gaussians, Records, RenderSettings
 from bytesplat_ns.optim import GaussianAdam
 
 RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
@@ -11,6 +11,16 @@ RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
 def gradients(store, seed):
     generator = torch.Generator().manual_seed(seed)
     return {k: torch.randn(p.shape, generator=generator) for k, p in store.parameters.items()}
+
+
+def step(optimizer, given, rates=RATES, views=1, **constants):
+    """A step on these gradients alone: no Gaussian is visible, and regularizers come on top."""
+    none = torch.zeros(0, dtype=torch.int32)
+    records = Records(torch.zeros(0, RECORD_WIDTH), none, none, torch.zeros(0), none.long())
+    cameras = Cameras(torch.eye(4)[None], torch.ones(1, 4), torch.ones(1, 2, dtype=torch.int32), 1, 1)
+    optimizer.prepare(rates, views, **constants)
+    optimizer.step_from_rows(cameras, RenderSettings(), records, torch.zeros(0, ROW_WIDTH), given, poses=False)
+    optimizer.count()
 
 
 def test_equals_torch_adam_across_edits(make_store):
@@ -22,12 +32,12 @@ def test_equals_torch_adam_across_edits(make_store):
     reference = torch.optim.Adam(groups, eps=1e-15)
 
     rows = torch.arange(40)
-    for step in range(6):
-        if step == 3:
+    for number in range(6):
+        if number == 3:
             rows = torch.arange(0, 40, 2)
             store.edit(rows, torch.tensor([1, 2]), torch.tensor([40, 41]), {})
-        given = gradients(store, step)
-        optimizer.step(given, RATES)
+        given = gradients(store, number)
+        step(optimizer, given)
         for name, parameter in zip(store.parameters, expected, strict=True):
             parameter.grad = torch.zeros_like(parameter)
             parameter.grad[rows] = given[name][: len(rows)]
@@ -41,7 +51,7 @@ def test_equals_torch_adam_across_edits(make_store):
         torch.testing.assert_close(first[: len(rows)], state["exp_avg"][rows], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(second[: len(rows)], state["exp_avg_sq"][rows], rtol=1e-5, atol=1e-6)
         # After three steps of a constant-variance gradient, a child's second moment is that of three steps.
-        child = torch.stack([gradients(store, step)[name][len(rows) :] for step in (3, 4, 5)])
+        child = torch.stack([gradients(store, number)[name][len(rows) :] for number in (3, 4, 5)])
         decay = 0.001 * 0.999 ** torch.tensor([2.0, 1.0, 0.0])
         torch.testing.assert_close(
             second[len(rows) :], torch.einsum("s,s...->...", decay, child**2), rtol=1e-5, atol=1e-9
@@ -51,7 +61,7 @@ def test_equals_torch_adam_across_edits(make_store):
 def test_forget_zeroes_one_parameter(make_store):
     store = make_store(4)
     optimizer = GaussianAdam(store)
-    optimizer.step(gradients(store, 0), RATES)
+    step(optimizer, gradients(store, 0))
     optimizer.forget("opacities")
     assert all(not moment.any() for moment in optimizer.moments("opacities"))
     assert all(moment.all() for moment in optimizer.moments("means"))
@@ -59,8 +69,8 @@ def test_forget_zeroes_one_parameter(make_store):
 
 def test_resumes_where_it_stopped(make_store, tmp_path):
     store = make_store(4)
-    optimizer = GaussianAdam(store, betas=(0.8, 0.99), eps=1e-8)
-    optimizer.step(gradients(store, 0), RATES)
+    optimizer = GaussianAdam(store)
+    step(optimizer, gradients(store, 0))
     torch.save((store.state_dict(), optimizer.state_dict()), tmp_path / "state.pt")
 
     resumed = make_store(4)
@@ -70,14 +80,14 @@ def test_resumes_where_it_stopped(make_store, tmp_path):
     resumed.load_state_dict(columns)
     second.load_state_dict(state)
     for each in (optimizer, second):
-        each.step(gradients(store, 1), RATES)
+        step(each, gradients(store, 1), betas=(0.8, 0.99), eps=1e-8)
     for name in Gaussians.PARAMETERS:
         assert torch.equal(store.parameters[name], resumed.parameters[name])
 
 
 def test_no_gaussians(make_store):
     store = make_store(0)
-    GaussianAdam(store).step(gradients(store, 0), RATES)
+    step(GaussianAdam(store), gradients(store, 0))
     assert len(store) == 0
 
 
@@ -87,8 +97,8 @@ def test_bias_correction_follows_rounds_of_unequal_size(make_store):
     optimizer = GaussianAdam(store)
     for views in (4, 4, 1, 3, 8):
         before = store.parameters["means"].detach().clone()
-        optimizer.views, optimizer.betas = views, (0.9**views, 0.999**views)
-        optimizer.step({k: torch.full_like(p, 0.3) for k, p in store.parameters.items()}, RATES)
+        given = {k: torch.full_like(p, 0.3) for k, p in store.parameters.items()}
+        step(optimizer, given, views=views, betas=(0.9**views, 0.999**views))
         moved = before - store.parameters["means"].detach()
         torch.testing.assert_close(moved, torch.full_like(moved, RATES["means"]), rtol=1e-4, atol=1e-6)
     assert (optimizer.steps, optimizer.age) == (5, 20)

@@ -11,8 +11,17 @@ from backends import Backend, _moved
 from cases import SCENES
 from oracle import cast, truth
 
-from bytesplat_ns.ops.cuda import ahead, projection
-from bytesplat_ns.ops.layout import DEPTH, IMPORTANCE, RECORD_WIDTH, GaussianGradients, Gaussians, Image, ImageGradients
+from bytesplat_ns.ops.cuda import ahead, optimizer, projection
+from bytesplat_ns.ops.layout import (
+    DEPTH,
+    IMPORTANCE,
+    RECORD_WIDTH,
+    AdamStep,
+    GaussianGradients,
+    Gaussians,
+    Image,
+    ImageGradients,
+)
 
 pytestmark = pytest.mark.parametrize("backend", ["cuda"], indirect=True)
 
@@ -31,6 +40,7 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
     moments_separate = {n: tuple(map(place, pair)) for n, pair in start.items()}
     moments_fused = {n: tuple(map(place, pair)) for n, pair in start.items()}
     rates = {n: 0.01 * (i + 1) for i, n in enumerate(names)}
+    regularizers = {n: 0.1 * torch.randn(separate[n].shape, generator=generator) for n in ("opacities", "scales")}
     ids = place(scene.gaussians.ids)
     cameras = replace(
         scene.cameras, **{n: place(getattr(scene.cameras, n)) for n in ("viewmats", "intrinsics", "sizes")}
@@ -43,7 +53,9 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
         Gaussians(**separate, ids=ids), cameras, scene.settings, records, rows
     )
     for n, gradient in gradients.parameters().items():
+        gradient += place(regularizers[n]) if n in regularizers else 0
         backend.module.adam(separate[n], gradient, *moments_separate[n], lr=rates[n], step=3)
+    step = optimizer.place(AdamStep(rates, (0.9, 0.999), 1e-15, 3), ids.device)
     poses = projection.project_backward_adam(
         Gaussians(**fused, ids=ids),
         cameras,
@@ -51,8 +63,8 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
         records,
         rows,
         moments_fused,
-        rates,
-        step=3,
+        step,
+        {n: place(regularizer) for n, regularizer in regularizers.items()},
         poses=True,
     )
 

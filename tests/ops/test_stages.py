@@ -6,11 +6,12 @@ its size. Scenes that amplify rounding say so themselves (``Scene.slack``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from backends import Backend
+from backends import Backend, _moved
 from cases import NOT_FINITE, SCENES, Scene
 from oracle import cast, truth
 from torch import Tensor
@@ -28,6 +29,7 @@ from bytesplat_ns.ops.layout import (
     RGB,
     ROW_WIDTH,
     ROW_WIDTH_WITH_STATISTICS,
+    Observations,
     Records,
     TileLists,
 )
@@ -199,3 +201,39 @@ def test_what_is_not_finite_is_culled(backend: Backend) -> None:
     scene = SCENES["not_finite"]
     records = backend.project(scene.gaussians, scene.cameras, scene.settings)
     assert len(records) > 0 and records.gaussian.min() >= NOT_FINITE
+
+
+@pytest.mark.parametrize("absgrad", [True, False])
+def test_observe(backend: Backend, absgrad: bool) -> None:
+    """The same bits from every backend, also of what is not finite or beyond all bounds."""
+    generator = torch.Generator().manual_seed(2)
+    views = torch.arange(700, dtype=torch.int32) // 250
+    records = Records(
+        table=torch.rand(700, RECORD_WIDTH, generator=generator),
+        gaussian=torch.cat([torch.randperm(300, generator=generator)[: len(v)] for v in views.split(250)]).int(),
+        view=views,
+        radius=torch.rand(700, generator=generator) * 10.0 ** torch.randint(-3, 3, (700,), generator=generator),
+        ids=torch.arange(700),
+    )
+    size = 10.0 ** torch.randint(-9, 2, (700, 1), generator=generator)
+    rows = torch.randn(700, ROW_WIDTH_WITH_STATISTICS, generator=generator) * size
+    for row, value in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, 0.0, -0.0)):
+        rows[row] = value
+    cameras = replace(SCENES["views_of_different_sizes"].cameras, width=97, height=101)
+    cameras = replace(cameras, sizes=torch.tensor([[97, 101], [64, 33], [1, 7]], dtype=torch.int32))
+
+    def observed(run: Callable[..., None], device: str) -> Observations:
+        past = torch.Generator().manual_seed(3)
+        seen = Observations(
+            gradient=torch.randint(2**40, (300,), generator=past),
+            views=torch.randint(9, (300,), dtype=torch.int32, generator=past),
+            radius=torch.rand(300, generator=past),
+        )
+        seen = _moved(seen, device)
+        run(*_moved((records, rows, cameras), device), seen, absgrad)
+        return _moved(seen, "cpu")
+
+    expected = observed(reference.observe, "cpu")
+    assert (expected.gradient >= 2**48).sum() == 3  # at the bound: 1e30 and both infinities
+    for name, column in vars(observed(backend.module.observe, backend.device)).items():
+        assert torch.equal(column, getattr(expected, name)), name

@@ -8,6 +8,7 @@ fixed order, stay empty.
 from .binning import bin
 from .codec import decode_rows, encode_rows
 from .loss import loss
+from .observe import observe
 from .optimizer import adam
 from .projection import project, project_backward
 from .raster import rasterize, rasterize_backward
@@ -18,6 +19,7 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "loss",
+    "observe",
     "project",
     "project_backward",
     "rasterize",

@@ -6,13 +6,14 @@ a kernel whose output does not fit raises ``halted``, and all later kernels of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from bytesplat_ns.ops.layout import RECORD_WIDTH, Records
+from bytesplat_ns.ops.layout import RECORD_WIDTH, Image, Records
 
 RECORD_STRIDE = 12
 """Floats from one record to the next: 48 bytes, read as three times 16."""
@@ -37,6 +38,13 @@ class DeviceRecords(Records):
         return DeviceRecords(**rows, state=self.state, ascending=self.ascending)
 
 
+@dataclass
+class DeviceImage(Image):
+    """An image that knows the state of the step it belongs to: where that has halted, there is nothing in it."""
+
+    state: Tensor  # [3] int64, of its records
+
+
 def on_device(records: Records) -> DeviceRecords:
     """Any records, with rows of RECORD_STRIDE floats and a state."""
     table, device = records.table, records.table.device
@@ -50,6 +58,14 @@ def on_device(records: Records) -> DeviceRecords:
     ascending = (records.ids[1:] > records.ids[:-1]) | (records.view[1:] != records.view[:-1])
     others = {field.name: getattr(records, field.name) for field in fields(Records)[1:]}
     return DeviceRecords(table, **others, state=state, ascending=bool(ascending.all()))
+
+
+def upload(values: Sequence[float], memory: Tensor) -> None:
+    """Copies numbers [n] from the host to the device without waiting.
+
+    The copy is made from pinned memory, which torch gives to no one else before the copy is done.
+    """
+    memory.copy_(torch.tensor(values, dtype=memory.dtype, pin_memory=memory.is_cuda), non_blocking=True)
 
 
 def ids_ascend(ids: Tensor) -> bool:

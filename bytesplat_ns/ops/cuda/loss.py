@@ -8,6 +8,8 @@ from torch import Tensor
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.nvrtc import Program
 
+from .buffers import DeviceImage
+
 LOSS = Program("loss.cu")
 THREADS = 256
 SIDE = 32
@@ -20,9 +22,9 @@ def loss(
     cameras: Cameras,
     ssim_lambda: float = 0.2,
     mask: Tensor | None = None,
-    state: Tensor | None = None,
 ) -> tuple[Tensor, ImageGradients]:
-    """Loss of each view [V] and its gradient; see ``ops.reference.loss``. ``state``: that of a step run ahead."""
+    """Loss of each view [V] and its gradient; see ``ops.reference.loss``."""
+    state = image.state if isinstance(image, DeviceImage) else None
     views, height, width, channels = target.shape
     device, bytes_ = target.device, target.dtype == torch.uint8
     switches = {"TARGET_CHANNELS": channels, "TARGET_BYTES": bytes_, "MASKED": mask is not None}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
+from bytesplat_ns.ops.layout import AdamStep, Gaussians
 from bytesplat_ns.ops.nvrtc import Program
+
+from .buffers import upload
 
 ADAM = Program("adam.cu")
 THREADS = 256
@@ -42,3 +48,13 @@ def adam_constants(
 ) -> tuple[float, float, float, float, float]:
     """What ``AdamStep`` in ``csrc/common/adam.h`` holds: rates of both moments, step size, root correction, eps."""
     return 1 - beta1, 1 - beta2, lr / (1 - beta1**step), (1 - beta2**step) ** -0.5, eps
+
+
+def place(step: AdamStep, device: torch.device, table: Tensor | None = None) -> AdamStep:
+    """The step with its ``table`` on the device, in the given memory if there is some."""
+    steps = [adam_constants(step.rates[name], *step.betas, step.eps, step.number) for name in Gaussians.PARAMETERS]
+    first_rate, second_rate, _, root_correction, eps = steps[0]
+    values = [first_rate, second_rate, root_correction, eps, *(constants[2] for constants in steps)]
+    table = torch.empty(len(values), device=device) if table is None else table
+    upload(values, table)
+    return replace(step, table=table)

@@ -7,11 +7,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from bytesplat_ns.ops.layout import RECORD_WIDTH, Cameras, GaussianGradients, Gaussians, Records, RenderSettings
+from bytesplat_ns.ops.layout import (
+    RECORD_WIDTH,
+    AdamStep,
+    Cameras,
+    GaussianGradients,
+    Gaussians,
+    Records,
+    RenderSettings,
+)
 from bytesplat_ns.ops.nvrtc import Program
 
 from .buffers import HALTED, RECORD_STRIDE, RECORDS, Capacity, DeviceRecords, ids_ascend, on_device
-from .optimizer import adam_constants
 
 FORWARD = Program("project.cu")
 BACKWARD = Program("project_backward.cu")
@@ -90,8 +97,8 @@ def project_backward(
     parameters = parameters_of(gaussians)
     gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
     poses = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device)
-    outputs = [(parameters[name], gradient, None, 0.0) for name, gradient in gradients.items()]
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, poses, (0.0,) * 4)
+    outputs = [(parameters[name], gradient, None, None) for name, gradient in gradients.items()]
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, poses, None)
     return GaussianGradients(**gradients, viewmats=poses.sum(0))
 
 
@@ -102,34 +109,22 @@ def project_backward_adam(
     records: Records,
     rows: Tensor,
     moments: Mapping[str, tuple[Tensor, Tensor]],
-    rates: Mapping[str, float],
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-15,
-    step: float,
-    poses: bool = False,
+    step: AdamStep,
+    regularizers: Mapping[str, Tensor],
+    poses: bool,
 ) -> Tensor | None:
-    """``project_backward`` and a step of ``adam`` of all six parameters in one: gradients never reach memory.
-
-    Args:
-        moments: exp_avg and exp_avg_sq of each parameter, updated in place as the parameters are.
-        rates: learning rate of each parameter.
-        step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
-        poses: whether gradients of the poses are wanted.
-
-    Returns:
-        dL/dviewmats [V, 4, 4], if wanted.
-    """
+    """``project_backward`` and a step of ``adam`` of all six parameters in one; see ``fused``."""
     outputs = []
     for name in Gaussians.PARAMETERS:
-        parameter = getattr(gaussians, name).detach()
-        assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in (parameter, *moments[name]))
-        constants = adam_constants(rates[name], *betas, eps, step)
-        outputs.append((parameter, *moments[name], constants[2]))
-    first_rate, second_rate, _, root_correction, eps = constants
-    shared = (first_rate, second_rate, root_correction, eps)
+        parameter, regularizer = getattr(gaussians, name).detach(), regularizers.get(name)
+        if regularizer is not None:
+            regularizer = regularizer.expand_as(parameter).contiguous()
+        output = parameter, *moments[name], regularizer
+        assert all(t is None or (t.is_contiguous() and t.data_ptr() % 16 == 0) for t in output)
+        outputs.append(output)
+    assert step.table is not None, "the step is on the device (optimizer.place)"
     sums = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device) if poses else None
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, shared)
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, step.table)
     return None if sums is None else sums.sum(0)
 
 
@@ -139,11 +134,11 @@ def _project_backward(
     settings: RenderSettings,
     records: Records,
     rows: Tensor,
-    outputs: list[tuple[Tensor, Tensor, Tensor | None, float]],
+    outputs: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]],
     poses: Tensor | None,
-    constants: tuple[float, float, float, float],
+    adam: Tensor | None,
 ) -> None:
-    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, 0) or (parameter, moments, step size)."""
+    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, None) or (parameter, moments, extra)."""
     records, stored = on_device(records), gaussians.features_rest.shape[1]
     if rows.stride(1) != 1 or rows.stride(0) % 4:
         rows = torch.nn.functional.pad(rows[:, :RECORD_WIDTH], (0, RECORD_STRIDE - RECORD_WIDTH))
@@ -156,7 +151,7 @@ def _project_backward(
         "ANTIALIASED": settings.antialiased,
         "MULTI_VIEW": views > 1,
         "POSES": poses is not None,
-        "FUSED": outputs[0][2] is not None,
+        "FUSED": adam is not None,
     }
     STARTS.kernel("find_starts")(
         len(records) // THREADS + 1,
@@ -173,7 +168,7 @@ def _project_backward(
         THREADS,
         *(value for output in outputs for value in output),
         len(gaussians),
-        *constants,
+        adam,
         cameras.viewmats.detach().contiguous(),
         cameras.intrinsics.contiguous(),
         cameras.sizes.contiguous(),

@@ -17,7 +17,7 @@ from bytesplat_ns.ops.layout import (
 )
 from bytesplat_ns.ops.nvrtc import Program
 
-from .buffers import on_device
+from .buffers import DeviceImage, on_device
 
 FORWARD = Program("rasterize.cu")
 BACKWARD = Program("rasterize_backward.cu")
@@ -36,7 +36,8 @@ def rasterize(
     """Blends each tile's list front to back; see ``ops.reference.rasterize``."""
     records = on_device(records)
     shape, device = (len(cameras), cameras.height, cameras.width), records.table.device
-    image = Image(*(torch.empty(*shape, *channels, device=device) for channels in ((3,), (), ())))
+    parts = (torch.empty(*shape, *channels, device=device) for channels in ((3,), (), ()))
+    image = DeviceImage(*parts, state=records.state)
     FORWARD.kernel("rasterize", **FORWARD_SHAPE, **_switches(settings, interval))(
         _tiles(cameras) * QUARTERS,
         THREADS,

@@ -5,12 +5,13 @@ graph. Backward stages differentiate the forward formulas with torch.autograd, s
 derivatives that the compiled backends write out by hand. Tiles and views are looped over, Gaussians and
 pixels never.
 
-One file per stage: projection (with harmonics), tiles, raster, loss, adam; and the codec of rows between ranks.
+One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; and the codec between ranks.
 """
 
 from .adam import adam
 from .codec import decode_rows, encode_rows
 from .loss import loss
+from .observe import observe
 from .projection import project, project_backward
 from .raster import rasterize, rasterize_backward
 from .tiles import bin
@@ -21,6 +22,7 @@ __all__ = [
     "decode_rows",
     "encode_rows",
     "loss",
+    "observe",
     "project",
     "project_backward",
     "rasterize",

@@ -208,6 +208,9 @@ template <class T> inline T atomicMax(T* address, T value) {
 
 inline unsigned __float_as_uint(float x) { unsigned w; std::memcpy(&w, &x, 4); return w; }
 inline float __uint_as_float(unsigned w) { float x; std::memcpy(&x, &w, 4); return x; }
+inline int __float_as_int(float x) { int w; std::memcpy(&w, &x, 4); return w; }
+inline double __dadd_rn(double x, double y) { return x + y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
 inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.0f), 1.0f); }
 inline int __ffs(unsigned w) { return __builtin_ffs(w); }
 inline int __popc(unsigned w) { return __builtin_popcount(w); }
