@@ -89,19 +89,36 @@ def load(name: str) -> ctypes.CDLL:
             f"{path} cannot be loaded: {error}. Delete it and build it here with python -m bytesplat_ns.ops.cpu_build, "
             "or set BYTESPLAT_CPU_LIBRARY=none to run the torch reference."
         ) from error
-    library.bytesplat_project.restype = c_int64
     return library
 
 
-def call(function: str, *arguments: Any) -> Any:
-    """Calls a function of the library: structures by reference, tensors by their memory."""
+NO_MEMORY = -1
+"""What a function returns that could not allocate memory (``csrc/cpu/entry.h``)."""
+
+
+def call(function: str, *arguments: Any) -> int:
+    """Calls a function of the library: structures by reference, tensors by their memory. Returns what it returns.
+
+    Raises:
+        MemoryError: it could not allocate what it works with; its outputs hold nothing that may be used.
+    """
     name = level()
     assert name is not None, "callers ask available() first"
     converted = [
         ctypes.byref(x) if isinstance(x, ctypes.Structure) else c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x
         for x in arguments
     ]
-    return getattr(load(name), f"bytesplat_{function}")(c_int(torch.get_num_threads()), *converted)
+    result = _function(name, function)(c_int(torch.get_num_threads()), *converted)
+    if result == NO_MEMORY:
+        raise MemoryError(f"The CPU kernels could not allocate memory ({function}).")
+    return result
+
+
+@cache
+def _function(name: str, function: str) -> Any:
+    entry = getattr(load(name), f"bytesplat_{function}")
+    entry.restype = c_int64
+    return entry
 
 
 def check(name: str, tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:

@@ -3,10 +3,11 @@
 #include <cstdint>
 
 #include "../common/adam.h"
+#include "entry.h"
 #include "parallel.h"
 
-extern "C" void bytesplat_adam(int threads, const bytesplat::AdamStep* adam, int64_t count, const float* gradient,
-                               float* parameter, float* exp_avg, float* exp_avg_sq) {
+extern "C" int64_t bytesplat_adam(int threads, const bytesplat::AdamStep* adam, int64_t count, const float* gradient,
+                                  float* parameter, float* exp_avg, float* exp_avg_sq) try {
     constexpr int64_t CHUNK = 32768;  // elements
     bytesplat::parallel_for(threads, (count + CHUNK - 1) / CHUNK, 1, [=](int64_t chunk) {
         const int64_t last = std::min(chunk * CHUNK + CHUNK, count);
@@ -14,4 +15,7 @@ extern "C" void bytesplat_adam(int threads, const bytesplat::AdamStep* adam, int
         for (int64_t i = chunk * CHUNK; i < last; ++i)
             bytesplat::adam_update(*adam, gradient[i], parameter[i], exp_avg[i], exp_avg_sq[i]);
     });
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

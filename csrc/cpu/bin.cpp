@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/ellipse.h"
+#include "entry.h"
 #include "parallel.h"
 
 namespace bytesplat {
@@ -116,7 +117,7 @@ std::vector<int32_t> depth_order(int threads, const BinInput& in) {
 using namespace bytesplat;
 
 // Fills pair_offsets [M + 1]: the pairs of record m are numbered pair_offsets[m] to pair_offsets[m + 1].
-extern "C" void bytesplat_bin_count(int threads, const BinInput* in, int64_t* pair_offsets) {
+extern "C" int64_t bytesplat_bin_count(int threads, const BinInput* in, int64_t* pair_offsets) try {
     pair_offsets[0] = 0;
     parallel_for(threads, in->record_count, GRAIN, [&](int64_t record) {
         int64_t reached = 0;
@@ -124,11 +125,14 @@ extern "C" void bytesplat_bin_count(int threads, const BinInput* in, int64_t* pa
         pair_offsets[record + 1] = reached;
     });
     std::partial_sum(pair_offsets, pair_offsets + in->record_count + 1, pair_offsets);
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }
 
 // Fills offsets [tiles + 1], records [P] and pair [P] of the tile lists; `tiles` counts those of all views.
-extern "C" void bytesplat_bin_fill(int threads, const BinInput* in, const int64_t* pair_offsets, int64_t tiles,
-                                   int64_t* offsets, int32_t* records, int64_t* pair) {
+extern "C" int64_t bytesplat_bin_fill(int threads, const BinInput* in, const int64_t* pair_offsets, int64_t tiles,
+                                      int64_t* offsets, int32_t* records, int64_t* pair) try {
     const int64_t count = in->record_count, pairs = pair_offsets[count];
     const std::unique_ptr<int32_t[]> tile_of(new int32_t[pairs]), record_of(new int32_t[pairs]);
     parallel_for(threads, count, GRAIN, [&](int64_t record) {
@@ -149,4 +153,7 @@ extern "C" void bytesplat_bin_fill(int threads, const BinInput* in, const int64_
         counting_sort(threads, pairs, tiles, by_depth.get(), pair, [&](int64_t number) { return tile_of[number]; });
     std::copy(firsts.begin(), firsts.end(), offsets);
     parallel_for(threads, pairs, WORTH_A_THREAD, [&](int64_t i) { records[i] = record_of[pair[i]]; });
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

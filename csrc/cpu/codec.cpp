@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "entry.h"
 #include "parallel.h"
 
 namespace bytesplat {
@@ -72,7 +73,8 @@ bool is_zero(const Codec& codec, const float* row) {
 using namespace bytesplat;
 
 // rows [M, width] to mask and to the first rows of left [M, column_count].
-extern "C" void bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask, float* left) {
+extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask,
+                                         float* left) try {
     std::vector<Chunk> chunks = chunks_of(*codec);
     parallel_for(threads, chunks.size(), 1, [&](int64_t i) {
         Chunk& chunk = chunks[i];
@@ -96,11 +98,14 @@ extern "C" void bytesplat_encode_rows(int threads, const Codec* codec, const flo
             for (int c = 0; c < codec->column_count; ++c) *to++ = rows[codec->width * row + codec->columns[c]];
         });
     });
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }
 
 // The reverse. Columns that did not travel become zero.
-extern "C" void bytesplat_decode_rows(int threads, const Codec* codec, const uint32_t* mask, const float* left,
-                                      float* rows) {
+extern "C" int64_t bytesplat_decode_rows(int threads, const Codec* codec, const uint32_t* mask, const float* left,
+                                         float* rows) try {
     std::vector<Chunk> chunks = chunks_of(*codec);
     for (Chunk& chunk : chunks)
         for (int64_t w = 0; w < chunk.words(); ++w) chunk.left += __builtin_popcount(mask[chunk.word + w]);
@@ -111,4 +116,7 @@ extern "C" void bytesplat_decode_rows(int threads, const Codec* codec, const uin
             for (int c = 0; c < codec->column_count; ++c) rows[codec->width * row + codec->columns[c]] = *from++;
         });
     });
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/ssim.h"
+#include "entry.h"
 #include "parallel.h"
 
 namespace bytesplat {
@@ -278,7 +279,7 @@ class Sweep {
 }  // namespace
 }  // namespace bytesplat
 
-extern "C" void bytesplat_loss(int threads, const bytesplat::LossInput* in, const bytesplat::LossOutput* out) {
+extern "C" int64_t bytesplat_loss(int threads, const bytesplat::LossInput* in, const bytesplat::LossOutput* out) try {
     using namespace bytesplat;
     std::vector<View> views;
     for (int view = 0; view < in->views; ++view) views.emplace_back(*in, view);
@@ -297,4 +298,7 @@ extern "C" void bytesplat_loss(int threads, const bytesplat::LossInput* in, cons
         for (int y = 0; y < views[view].height; ++y) value += row_values[int64_t(view) * in->height + y];
         out->values[view] = float(value);
     }
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

@@ -1,6 +1,7 @@
 #include "parallel.h"
 
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 #include <unistd.h>
@@ -30,7 +31,10 @@ void Pool::run(Loop& loop) {
     if (process_ != getpid()) return loop.work();
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        for (; workers_ < loop.helpers_wanted; ++workers_) std::thread(&Pool::help, this).detach();
+        try {
+            for (; workers_ < loop.helpers_wanted; ++workers_) std::thread(&Pool::help, this).detach();
+        } catch (const std::system_error&) {  // the system gives no more threads: those that are there will do
+        }
         loop_ = &loop;
         ++loops_;
     }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 
 namespace bytesplat {
@@ -21,9 +22,17 @@ struct Loop {
     int helpers_wanted;
     std::atomic<int64_t> next{0};    // part
     std::atomic<int> helpers{0};     // at work; only raised while the pool's mutex is held
+    std::atomic<bool> failed{false};
+    std::exception_ptr failure{};  // what the first part that failed threw; no part is begun after it
 
-    void work() {
-        for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) run_part(body, part);
+    void work() noexcept {
+        for (int64_t part; !failed && (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
+            try {
+                run_part(body, part);
+            } catch (...) {
+                if (!failed.exchange(true)) failure = std::current_exception();
+            }
+        }
     }
 };
 
@@ -47,7 +56,7 @@ class Pool {
     int process_ = 0;
 };
 
-// Calls body(i) for all i in [0, count), `grain` of them in a row on the same thread.
+// Calls body(i) for all i in [0, count), `grain` of them in a row on the same thread. Throws what a call throws.
 template <class Body> void parallel_for(int threads, int64_t count, int64_t grain, Body body) {
     struct Range {
         Body& body;
@@ -64,6 +73,7 @@ template <class Body> void parallel_for(int threads, int64_t count, int64_t grai
         Pool::instance().run(loop);
     else
         loop.work();
+    if (loop.failure) std::rethrow_exception(loop.failure);
 }
 
 }  // namespace bytesplat

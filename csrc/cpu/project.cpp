@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "entry.h"
 #include "gaussians.h"
 #include "parallel.h"
 
@@ -71,7 +72,7 @@ int64_t project_lanes(const ProjectInput& in, const Camera<float>& camera, int v
 using namespace bytesplat;
 
 // Returns the number of records M; the outputs' first M rows are filled.
-extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const RecordOutput* out) {
+extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const RecordOutput* out) try {
     constexpr int64_t BLOCK = 1024;  // Gaussians; each block writes its records where its own pairs have room
     const int64_t blocks = (in->count + BLOCK - 1) / BLOCK;
     std::vector<int64_t> records(in->views * blocks);
@@ -91,4 +92,6 @@ extern "C" int64_t bytesplat_project(int threads, const ProjectInput* in, const 
         total += records[block];
     }
     return total;
+} catch (...) {
+    return bytesplat::failure();
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "entry.h"
 #include "gaussians.h"
 #include "parallel.h"
 
@@ -92,8 +93,8 @@ void backward_lanes(const ProjectInput& in, const RecordInput& records, const Ca
 using namespace bytesplat;
 
 // Overwrites all outputs; Gaussians without a record receive zeros.
-extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, const RecordInput* records,
-                                           const GradientOutput* out) {
+extern "C" int64_t bytesplat_project_backward(int threads, const ProjectInput* in, const RecordInput* records,
+                                              const GradientOutput* out) try {
     constexpr int64_t BLOCK = 256;  // Gaussians
     const int64_t blocks = (in->count + BLOCK - 1) / BLOCK, views = in->views;
     std::vector<int64_t> view_begin(views + 1);
@@ -133,4 +134,7 @@ extern "C" void bytesplat_project_backward(int threads, const ProjectInput* in, 
             viewmat[k] = float(sum);
         }
     }
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

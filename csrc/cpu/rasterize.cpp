@@ -1,4 +1,5 @@
 // Stage rasterize: blends each tile's list into its pixels, front to back.
+#include "entry.h"
 #include "parallel.h"
 #include "specialise.h"
 #include "tile.h"
@@ -41,8 +42,8 @@ void rasterize_tile(const RasterInput& in, const Tile& tile, const Image& out) {
 }  // namespace
 }  // namespace bytesplat
 
-extern "C" void bytesplat_rasterize(int threads, const bytesplat::RasterInput* in, float* rgb, float* depth,
-                                    float* transmittance) {
+extern "C" int64_t bytesplat_rasterize(int threads, const bytesplat::RasterInput* in, float* rgb, float* depth,
+                                       float* transmittance) try {
     using namespace bytesplat;
     const Image out{rgb, depth, transmittance};
     specialise(
@@ -52,4 +53,7 @@ extern "C" void bytesplat_rasterize(int threads, const bytesplat::RasterInput* i
                          [&](int64_t tile) { rasterize_tile<STOP, interval>(*in, Tile(*in, tile), out); });
         },
         StopRule(in->stop) == StopRule::add, in->interval != nullptr);
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

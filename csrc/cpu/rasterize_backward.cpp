@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "entry.h"
 #include "parallel.h"
 #include "specialise.h"
 #include "tile.h"
@@ -142,8 +143,8 @@ void rasterize_backward(int threads, const RasterInput& in, const BackwardInput&
 }  // namespace
 }  // namespace bytesplat
 
-extern "C" void bytesplat_rasterize_backward(int threads, const bytesplat::RasterInput* in,
-                                             const bytesplat::BackwardInput* back, float* rows) {
+extern "C" int64_t bytesplat_rasterize_backward(int threads, const bytesplat::RasterInput* in,
+                                                const bytesplat::BackwardInput* back, float* rows) try {
     using namespace bytesplat;
     specialise(
         [&](auto add, auto interval, auto d_depth, auto statistics) {
@@ -151,4 +152,7 @@ extern "C" void bytesplat_rasterize_backward(int threads, const bytesplat::Raste
             rasterize_backward<STOP, interval, d_depth, statistics>(threads, *in, *back, rows);
         },
         StopRule(in->stop) == StopRule::add, in->interval != nullptr, back->d_depth != nullptr, back->statistics != 0);
+    return 0;
+} catch (...) {
+    return bytesplat::failure();
 }

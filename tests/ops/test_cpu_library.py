@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,31 @@ def test_levels_agree(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if value.is_floating_point() and value.shape == expected[name].shape:
             # Now and then a Gaussian falls on the other side of a threshold: norm-wise, and with room for that.
             assert (value - expected[name]).norm() <= 1e-3 * expected[name].norm(), name
+
+
+# No memory -----------------------------------------------------------------------------------------------------------
+
+
+@needs_library
+def test_no_memory_is_an_error_of_python() -> None:
+    """Not the end of the process, whether a stage asks for it at its start or in a part of a loop."""
+    with pytest.raises(MemoryError, match=r"could not allocate memory \(project\)"):
+        cpu_library.call("project", cpu._ProjectInput(count=2**59, views=1), cpu._RecordOutput())
+
+    size = (200_000, 11)  # one row of windows, whose inputs are kept in buffers of 26 MB
+    inputs = photo_inputs(replace(PHOTOS["photo"], sizes=(size,)))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 100 * 2**20,) * 2)
+        try:
+            cpu.loss(**inputs, cameras=look(size))
+        except MemoryError as error:
+            os._exit(0 if "(loss)" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    projected()  # the next call is as good as ever
 
 
 # Choice of a library -------------------------------------------------------------------------------------------------
