@@ -9,6 +9,7 @@ takes longer than many a run. The process that forks has computed nothing, so it
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -192,28 +193,29 @@ def _wait_for(processes: Sequence[BaseProcess]) -> int:
 
     Once a rank has failed the others have a while to end by themselves.
     """
-    code, forwarded, deadline = 0, False, None
+    code, forwarded, deadline = 0, False, math.inf
+    alive = list(processes)
     with Interrupt() as interrupt:
-        while alive := [process for process in processes if process.is_alive()]:
+        while alive:
             wait([process.sentinel for process in alive], timeout=0.1)
-            if interrupt.signal and not forwarded:
-                forwarded = True
-                for process in alive:
-                    _send(process, interrupt.signal)
-            for process in processes:
-                if code == 0 and process.exitcode:
-                    code = _judge(process, interrupt)
+            ended = [process for process in alive if process.exitcode is not None]
+            alive = [process for process in alive if process not in ended]
+            for process in ended:
+                if code == 0 and (code := _judge(process, interrupt)):
                     deadline = time.monotonic() + 6 * GRACE
-            if deadline is not None and time.monotonic() > deadline:
-                for process in alive:
+            for process in alive:
+                if time.monotonic() > deadline:
                     process.kill()
+                elif interrupt.signal and not forwarded:
+                    os.kill(process.pid, interrupt.signal)
+            forwarded = interrupt.signal is not None
     return code
 
 
 def _judge(process: BaseProcess, interrupt: Interrupt) -> int:
     """The exit code that the end of a rank means for the run; says so if the rank could not."""
     assert process.exitcode is not None
-    if process.exitcode > 0:
+    if process.exitcode >= 0:
         return process.exitcode
     number = signal.Signals(-process.exitcode)
     if interrupt.signal is None:
@@ -221,11 +223,6 @@ def _judge(process: BaseProcess, interrupt: Interrupt) -> int:
         print(f"\n{process.name.capitalize()} was ended by {number.name}{hint}.", file=sys.stderr, flush=True)
         return 1
     return 128 + number
-
-
-def _send(process: BaseProcess, number: int) -> None:
-    if process.pid is not None and process.is_alive():
-        os.kill(process.pid, number)
 
 
 def _threads_of(local_size: int) -> int:

@@ -106,9 +106,9 @@ class Watch:
                 return self._end(json.dumps(failure))
 
     def _end(self, failure: str) -> None:
-        """Another rank has failed: ends this process, whatever it waits for."""
+        """A rank has failed: ends this process, whatever it waits for."""
         found = json.loads(failure)
-        if self._ended.wait(GRACE) or found["rank"] == self._rank:
+        if self._ended.wait(GRACE):
             return
         if found["machine"] != self._machine:
             _tell(f"Rank {found['rank']} of {self._size}: {found['message']}")
