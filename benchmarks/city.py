@@ -115,7 +115,7 @@ class CityPhotos(ByteSplatDataManager):
         self.eval_dataset = None
         nbytes = [capture.photos[0].nbytes] * len(views)
         self.train_photos = PhotoCache(lambda view: Photo(capture.photos[views[view]]), nbytes, device, sum(nbytes))
-        list(self.train_photos.fill())
+        list(self.train_photos.fill(range(len(views))))
 
 
 class CityViews:
