@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,7 +78,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         **kwargs: Any,
     ) -> None:
         self.ranks = ranks.of_process()
-        self._shared = False
+        self._shared = self._resumed = False
         if config.data is not None:
             config.dataparser.data = Path(config.data)
         self._source = sources.read(config.dataparser)
@@ -120,12 +120,33 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         Args:
             footprints: [V, K] how much each rank sees of each training view; zero: nothing.
         """
-        owners = self.sharing.owners if self._shared else None
         consolidate = self.config.consolidate_views
-        self.sharing = share(self.sharing.plan, position, footprints, self.views_per_round, consolidate, owners)
+        if not self._resumed:
+            owners = self.sharing.owners if self._shared else None
+            self.sharing = share(self.sharing.plan, position, footprints, self.views_per_round, consolidate, owners)
         if not self._shared:
-            self._shared = True
             _fill(self.train_photos, self._owned())
+        self._shared, self._resumed = True, False
+
+    def rounds_state(self, position: int) -> dict[str, Any] | None:
+        """What a checkpoint needs to go on with the rounds of now; None where position and seed say it all."""
+        sharing, plan = self.sharing, self.sharing.plan
+        within = plan.left is not None and position // plan.count == plan.begin // plan.count
+        if plan.ranks == 1 and not within:
+            return None
+        return {"ranks": self.ranks.size, **sharing.state_dict()}
+
+    def load_rounds(self, state: Mapping[str, Any] | None, position: int) -> None:
+        """Goes on with the rounds of a checkpoint of as many ranks; else with the views that they have left."""
+        if state is None:
+            return
+        former = Sharing.from_state(state)
+        if former.plan.count != len(self.train_dataset):
+            return  # other photos
+        size = self.ranks.size
+        self._resumed = state["ranks"] == size and former.plan.views_per_round == self.views_per_round
+        alone = {"seed": self.seed, "views_per_round": self.views_per_round, "ranks": 1, "occupied": None}
+        self.sharing = former if self._resumed else Sharing.alone(former.plan.followed(position, **alone))
 
     def ends_epoch(self, before: int, after: int) -> bool:
         """Whether all photos have been seen once more by the round that took the images seen from one to the other."""

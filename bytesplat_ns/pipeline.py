@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from nerfstudio.engine.optimizers import Optimizers
@@ -23,11 +23,12 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Image, ImageGradients
 from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import partition, ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
 from bytesplat_ns.parallel.ranks import ALONE, Ranks
-from bytesplat_ns.parallel.whole import collect, shown
-from bytesplat_ns.run import evaluation
+from bytesplat_ns.parallel.whole import shown
+from bytesplat_ns.run import checkpoint, evaluation
 from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.run.progress import tell
 from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
@@ -48,6 +49,8 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
     """specifies the model config"""
     rebalance_threshold: float = 1.2
     """with several ranks, load of the busiest one, over the mean, beyond which Gaussians move at the end of an epoch"""
+
+    checkpoints: ClassVar[Path] = Path()  # of the run that a tool looks at; neither an option nor stored with the run
 
 
 @dataclass
@@ -101,6 +104,10 @@ class ByteSplatPipeline(VanillaPipeline):
         stock.speed_up_exporter()
 
     def load_pipeline(self, loaded_state: dict[str, Any], step: int) -> None:
+        """Loads what nerfstudio's tools have read; the Gaussians of shards are fetched from beside their index."""
+        if "_model.gauss_params.means" not in loaded_state:
+            index = checkpoint.path_for(self.config.checkpoints, step)
+            loaded_state = shared_checkpoint.read(index)["pipeline"]
         super().load_pipeline(loaded_state, step)
         if stock.exporter() is not None:
             stock.leave_out_non_finite(self.model)
@@ -142,9 +149,7 @@ class ByteSplatPipeline(VanillaPipeline):
         model.ids = self.store.ids
         if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
             self._balance()
-        return RoundReport(
-            there.losses, there.image, batch, background, report, len(there.records), model.num_points
-        )
+        return RoundReport(there.losses, there.image, batch, background, report, len(there.records), model.num_points)
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
@@ -306,21 +311,17 @@ class ByteSplatPipeline(VanillaPipeline):
             )
         return lines
 
-    def saved_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint holds: parameters in the stock layout, and what resuming needs besides.
-
-        All ranks ask together; the first has the Gaussians of all.
-        """
-        parameters, gaussians = self.state_dict(), self.store.state_dict()
-        whole = collect(self.store, self.ranks) if self.ranks.size > 1 else None
-        if whole is not None:
-            parameters |= {f"_model.gauss_params.{name}": rows for name, rows in whole.parameters.items()}
-            parameters["_model.ids"] = whole.ids
-            gaussians |= {"ids": whole.ids, "columns": whole.columns}
-        return parameters, {"seed": self.model.seed, "gaussians": gaussians, "adam": self.optimizer.state_dict()}
+    def training_state(self) -> dict[str, Any]:
+        """Everything that resuming needs besides the parameters; rows are those of this rank's Gaussians."""
+        return {
+            "seed": self.model.seed,
+            "gaussians": self.store.state_dict(),
+            "adam": self.optimizer.state_dict(),
+            "rounds": self.datamanager.rounds_state(self.model.images_seen),
+        }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from a checkpoint (``checkpoint.read``): parameters, moments, statistics, position."""
+        """Continues from a checkpoint (``parallel.checkpoint.read``): parameters, moments, statistics, position."""
         timeline = self.model.timeline
         self.load_pipeline(state["pipeline"], state["step"])
         self.model.timeline = timeline  # of this run, which may be longer
@@ -328,9 +329,9 @@ class ByteSplatPipeline(VanillaPipeline):
         self.strategy.seed = self.model.seed
         self.store.load_state_dict(state["bytesplat"]["gaussians"])
         self.optimizer.load_state_dict(state["bytesplat"]["adam"])
-        self._keep_own_part()
         self.strategy.limit()
         self.model.ids = self.store.ids
+        self.datamanager.load_rounds(state["bytesplat"].get("rounds"), self.model.images_seen)
         for name, optimizer in self.shared_optimizers.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
 

@@ -21,6 +21,7 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
+from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
 from bytesplat_ns.parallel.ranks import RankLeft
 from bytesplat_ns.parallel.traffic import Traffic, summary
@@ -37,6 +38,14 @@ class ByteSplatTrainerConfig(TrainerConfig):
     """Training regimen. ``max-num-iterations`` counts images: a step on a round of B views counts B."""
 
     _target: type = field(default_factory=lambda: ByteSplatTrainer)
+    checkpoint_files: Literal["auto", "one", "shards"] = "auto"
+    """One file a checkpoint, as nerfstudio has it, or one with the Gaussians of each rank besides: for models too large
+    for one device, or for the first rank's memory ("auto": if so)."""
+
+    def get_checkpoint_dir(self) -> Path:
+        """The folder of checkpoints. Tools ask for it before they make the pipeline, which looks there for shards."""
+        self.pipeline.checkpoints = super().get_checkpoint_dir()
+        return self.pipeline.checkpoints
 
     def print_to_terminal(self) -> None:
         """Prints the configuration, once a run."""
@@ -101,7 +110,7 @@ class ByteSplatTrainer(Trainer):
             path = self.config.load_checkpoint
         else:
             return
-        state = checkpoint.read(path)
+        state = shared_checkpoint.read(path, self.ranks)
         self.pipeline.load_training_state(state)
         seen, total = self.pipeline.model.images_seen, self.config.max_num_iterations
         self._start_step = state["step"] + 1 if seen else 0  # it may be of a run of no steps
@@ -294,29 +303,24 @@ class ByteSplatTrainer(Trainer):
     def save_checkpoint(self, step: int) -> None:
         """Writes ``step-<step>.ckpt`` (whole or not at all); then removes older ones if so configured.
 
-        All ranks take part, and all raise the same CheckpointError if the first rank cannot write.
+        All ranks take part, and all raise the same CheckpointError if one cannot write.
         """
-        path, failure = checkpoint.path_for(self.checkpoint_dir, step), None
-        pipeline, section = self.pipeline.saved_state()
+        path = checkpoint.path_for(self.checkpoint_dir, step)
         state = {
             "step": step,
-            "pipeline": pipeline,
+            "pipeline": self.pipeline.state_dict(),
             "optimizers": {k: v.state_dict() for k, v in self.optimizers.optimizers.items()},
             "schedulers": {},
             "scalers": {},
-            "bytesplat": {"version": checkpoint.VERSION, **section},
+            "bytesplat": {"version": checkpoint.VERSION, **self.pipeline.training_state()},
         }
-        try:
-            if self.ranks.rank == 0:
-                checkpoint.write(path, state)
-                self._steps_saved = step + 1
-                if self.config.save_only_latest_checkpoint:
-                    checkpoint.remove_others(path)
-        except CheckpointError as error:
-            failure = error
-        self._steps_saved = self.ranks.broadcast(self._steps_saved)
-        if (trouble := self.ranks.agree(str(failure) if failure else None)) is not None:
-            raise CheckpointError(trouble) from failure
+        shards = self.config.checkpoint_files == "shards"
+        if self.config.checkpoint_files == "auto":
+            shards = not shared_checkpoint.fit_one_file(self.pipeline.store.tables(), self.ranks)
+        shared_checkpoint.write(path, state, self.ranks, shards)
+        self._steps_saved = step + 1
+        if self.config.save_only_latest_checkpoint:
+            shared_checkpoint.remove_others(path, self.ranks)
 
     def _save_if_possible(self, step: int) -> None:
         """A full disk in the middle of a long run is worth a warning; the next time there may be room again."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,14 @@ class Sharing:
     def alone(plan: Plan) -> Sharing:
         """One rank, which owns all."""
         return Sharing(plan, (0,) * plan.count, (1,) * plan.count)
+
+    def state_dict(self) -> dict[str, Any]:
+        plan = {f.name: getattr(self.plan, f.name) for f in fields(self.plan) if f.init}
+        return {"plan": plan, "owners": self.owners, "rank_sets": self.rank_sets}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Sharing:
+        return Sharing(Plan(**state["plan"]), state["owners"], state["rank_sets"])
 
     def describe(self) -> str:
         """One line for the log: what rounds are like, compared to what they could be."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ _NAME = re.compile(r"step-(\d{9})\.ckpt$")
 _ASIDE = "unfinished-000000000.part"
 """What is being written. Nerfstudio's tools read a step out of the name of every file in the folder and take the
 highest: one that a killed process left must not look like the latest."""
+_SHARD = "shard-000000000."
+"""How names of shards begin, for the same reason."""
 
 
 class CheckpointError(RuntimeError):
@@ -33,16 +35,40 @@ def path_for(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}.ckpt"
 
 
+def shard_name(path: Path, mark: str, rank: int) -> str:
+    """Name of the file with one rank's part of a checkpoint, beside its index ``path``: the checkpoint that ``mark``
+    tells from others of the step. To nerfstudio's tools it is of step 0."""
+    return f"{_SHARD}{path.stem}.{mark}.rank-{rank:04d}.pt"
+
+
 def write(path: Path, state: dict[str, Any]) -> None:
     """Writes ``state`` so that ``path`` is whole or untouched, whatever happens meanwhile."""
     aside = path.with_name(_ASIDE)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            torch.save(plain(state), file)
-            file.flush()
-            os.fsync(file.fileno())
+    with _explained(path, aside):
+        save(aside, plain(state))
         os.replace(aside, path)
+
+
+def write_shard(path: Path, tables: dict[str, torch.Tensor]) -> None:
+    """Writes a file that nothing refers to yet: what is left of it if that fails is in nobody's way."""
+    with _explained(path, path):
+        save(path, tables)
+
+
+def save(path: Path, value: Any) -> None:
+    """Writes tensors one by one, and returns once they are on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _explained(path: Path, aside: Path) -> Iterator[None]:
+    """Removes what was begun where writing fails, and says what to do."""
+    try:
+        yield
     except (OSError, RuntimeError) as error:
         with suppress(OSError):
             aside.unlink()
@@ -54,16 +80,21 @@ def write(path: Path, state: dict[str, Any]) -> None:
         ) from error
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Loads a checkpoint of this method onto the CPU with ``weights_only``."""
+def load(path: Path) -> Any:
+    """Loads a file onto the CPU with ``weights_only``. Tensors are mapped into memory: what is not used is not read."""
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint at {path}.")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         # Without torch's advice to load it in the unsafe way, which other methods' numpy scalars provoke.
         found = f"{type(error).__name__}: {str(error).splitlines()[0].split('. ')[0]}" if str(error) else repr(error)
         raise CheckpointError(f"{path} cannot be read as a checkpoint of bytesplat ({found}). {_START}") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Loads a checkpoint of this method, of which shards have the Gaussians if its section has ``shards``."""
+    state = load(path)
     section = state.get("bytesplat") if isinstance(state, dict) else None
     if section is None:
         raise CheckpointError(
@@ -116,8 +147,10 @@ def _steps(folder: Path) -> list[int]:
 
 def remove_others(path: Path) -> None:
     """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind."""
+    own = {path.name, *read(path)["bytesplat"].get("shards", ())}
     for other in path.parent.iterdir():
-        if other != path and (_NAME.match(other.name) or other.name == _ASIDE):
+        ours = _NAME.match(other.name) or other.name == _ASIDE or other.name.startswith(_SHARD)
+        if ours and other.name not in own:
             try:
                 other.unlink()
             except OSError as error:
