@@ -116,6 +116,21 @@ def rasterize_backward(
     return module.rasterize_backward(records, tiles, cameras, settings, image, gradients, interval)
 
 
+def effective_lengths(records: Records, tiles: TileLists, cameras: Cameras, settings: RenderSettings) -> Tensor:
+    """How far down each tile's list something is still seen [tiles] int32: entries up to the last that contributes."""
+    return backend(records.table.device.type).effective_lengths(records, tiles, cameras, settings)
+
+
+def tile_costs(records: Records, tiles: TileLists, lengths: Tensor, budget: int) -> Tensor:
+    """Of each record the tiles that list it, those where it is beyond the budget, those over budget [M, 3] int32.
+
+    Asked for a few times in a run, so that plain torch does on every device.
+    """
+    from . import reference
+
+    return reference.tile_costs(records, tiles, lengths, budget)
+
+
 def project_backward(
     gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
 ) -> GaussianGradients:

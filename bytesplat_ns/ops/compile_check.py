@@ -46,6 +46,7 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
         for multi_view, (poses, fused) in product((0, 1), ((1, 0), (0, 1), (1, 1))):
             if degree == 3 or antialiased == multi_view == 0:
                 yield projection.BACKWARD, shape | {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
+    yield from ((raster.LENGTHS, {"STOP_ADD": stop_add, "INTERVAL": 0, "UNROLL": 1}) for stop_add in (0, 1))
     for stop_add, interval in product((0, 1), (0, 1)):
         switches = {"STOP_ADD": stop_add, "INTERVAL": interval}
         yield raster.FORWARD, raster.FORWARD_SHAPE | switches

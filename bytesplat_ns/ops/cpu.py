@@ -32,6 +32,7 @@ __all__ = [
     "available",
     "bin",
     "decode_rows",
+    "effective_lengths",
     "encode_rows",
     "loss",
     "observe",
@@ -229,6 +230,13 @@ def rasterize_backward(
     rows = torch.empty(len(records), ROW_WIDTH_WITH_STATISTICS if settings.statistics else ROW_WIDTH)
     call("rasterize_backward", _raster_input(records, tiles, cameras, settings, interval), back, rows)
     return rows
+
+
+def effective_lengths(records: Records, tiles: TileLists, cameras: Cameras, settings: RenderSettings) -> Tensor:
+    """How far down each tile's list something is still seen; see ``reference.effective_lengths``."""
+    lengths = torch.empty(len(tiles.offsets) - 1, dtype=torch.int32)
+    call("effective_lengths", _raster_input(records, tiles, cameras, settings, None), lengths)
+    return lengths
 
 
 def loss(

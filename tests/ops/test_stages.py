@@ -29,6 +29,7 @@ from bytesplat_ns.ops.layout import (
     RGB,
     ROW_WIDTH,
     ROW_WIDTH_WITH_STATISTICS,
+    TILE,
     Observations,
     Records,
     TileLists,
@@ -172,6 +173,27 @@ def test_rasterize_backward(backend: Backend, scene: Scene) -> None:
 
 
 @scenes
+def test_effective_lengths(backend: Backend, scene: Scene) -> None:
+    expected = truth(scene.name)
+    lengths = backend.effective_lengths(expected.records, expected.tiles, scene.cameras, scene.settings)
+
+    truly = reference.effective_lengths(
+        cast(expected.records, torch.float64), expected.tiles, scene.cameras, scene.settings
+    )
+    assert lengths.shape == truly.shape and lengths.dtype == torch.int32
+    assert (lengths <= expected.tiles.offsets.diff()).all()
+    # The end of a list may hang on a fragile pixel, where the last entry contributes or not.
+    side = [-(-side // TILE) * TILE for side in expected.fragile.shape[1:]]
+    padded = torch.zeros(len(scene.cameras), *side, dtype=torch.bool)
+    padded[:, : scene.cameras.height, : scene.cameras.width] = expected.fragile
+    blocks = padded.unflatten(2, (-1, TILE)).unflatten(1, (-1, TILE))  # [V, tiles_y, TILE, tiles_x, TILE]
+    solid = ~blocks.any(dim=4).any(dim=2).flatten()
+    assert torch.equal(lengths[solid], truly[solid])
+    if scene.interval is None and scene.name.startswith("saturated"):
+        assert (truly < expected.tiles.offsets.diff()).any(), "some lists go on behind what is seen"
+
+
+@scenes
 def test_project_backward(backend: Backend, scene: Scene) -> None:
     expected = truth(scene.name)
     gradients = backend.project_backward(
@@ -237,3 +259,14 @@ def test_observe(backend: Backend, absgrad: bool) -> None:
     assert (expected.gradient >= 2**48).sum() == 3  # at the bound: 1e30 and both infinities
     for name, column in vars(observed(backend.module.observe, backend.device)).items():
         assert torch.equal(column, getattr(expected, name)), name
+
+
+def test_tile_costs() -> None:
+    """Counted one by one, on lists of three tiles."""
+    records = replace(truth("odd_size").records, table=torch.zeros(4, RECORD_WIDTH))
+    lists = torch.tensor([2, 0, 1, 1, 2], dtype=torch.int32)
+    tiles = TileLists(torch.tensor([0, 3, 3, 5]), lists, torch.empty(0), torch.empty(0))
+    costs = reference.tile_costs(records, tiles, torch.tensor([3, 0, 1], dtype=torch.int32), budget=2)
+    assert costs.tolist() == [[1, 0, 1], [2, 1, 1], [2, 0, 1], [0, 0, 0]]
+    costs = reference.tile_costs(records, tiles, torch.tensor([2, 0, 1], dtype=torch.int32), budget=1)
+    assert costs.tolist() == [[1, 1, 1], [2, 1, 1], [2, 1, 1], [0, 0, 0]]

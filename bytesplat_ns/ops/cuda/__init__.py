@@ -11,12 +11,13 @@ from .loss import loss
 from .observe import observe
 from .optimizer import adam
 from .projection import project, project_backward
-from .raster import rasterize, rasterize_backward
+from .raster import effective_lengths, rasterize, rasterize_backward
 
 __all__ = [
     "adam",
     "bin",
     "decode_rows",
+    "effective_lengths",
     "encode_rows",
     "loss",
     "observe",

@@ -1,4 +1,5 @@
-"""Rasterization and its derivative (``csrc/cuda/rasterize.cu``, ``rasterize_backward.cu``)."""
+"""Rasterization, its derivative, and how much of the lists it takes (``csrc/cuda/rasterize.cu``,
+``rasterize_backward.cu``, ``effective_lengths.cu``)."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from .buffers import DeviceImage, on_device
 
 FORWARD = Program("rasterize.cu")
 BACKWARD = Program("rasterize_backward.cu")
+LENGTHS = Program("effective_lengths.cu")
 QUARTERS = 4
 THREADS = 32
 FORWARD_SHAPE = {"UNROLL": 2}
@@ -86,6 +88,24 @@ def rasterize_backward(
         records.state,
     )
     return rows[:, :width]
+
+
+def effective_lengths(records: Records, tiles: TileLists, cameras: Cameras, settings: RenderSettings) -> Tensor:
+    """How far down each tile's list something is still seen; see ``ops.reference.effective_lengths``."""
+    records = on_device(records)
+    lengths = torch.zeros(_tiles(cameras), dtype=torch.int32, device=records.table.device)
+    LENGTHS.kernel("effective_lengths", UNROLL=1, **_switches(settings, None))(
+        _tiles(cameras) * QUARTERS,
+        THREADS,
+        records.table,
+        tiles.records,
+        tiles.offsets,
+        cameras.sizes.contiguous(),
+        cameras.tiles_x,
+        cameras.tiles_y,
+        lengths,
+    )
+    return lengths
 
 
 def backward_constants(switches: dict[str, int], statistics: bool, depth: bool, exact: bool) -> dict[str, int]:

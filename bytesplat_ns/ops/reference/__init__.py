@@ -5,11 +5,13 @@ graph. Backward stages differentiate the forward formulas with torch.autograd, s
 derivatives that the compiled backends write out by hand. Tiles and views are looped over, Gaussians and
 pixels never.
 
-One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; and the codec between ranks.
+One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; the codec between ranks; and load,
+what pruning asks about tiles.
 """
 
 from .adam import adam
 from .codec import decode_rows, encode_rows
+from .load import effective_lengths, tile_costs
 from .loss import loss
 from .observe import observe
 from .projection import project, project_backward
@@ -20,6 +22,7 @@ __all__ = [
     "adam",
     "bin",
     "decode_rows",
+    "effective_lengths",
     "encode_rows",
     "loss",
     "observe",
@@ -27,4 +30,5 @@ __all__ = [
     "project_backward",
     "rasterize",
     "rasterize_backward",
+    "tile_costs",
 ]
