@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from bytesplat_ns.run.checkpoint import CheckpointError
 from bytesplat_ns.run.stored_config import RunConfigError, read_run_config
 from bytesplat_ns.splats import ply, spz
 from bytesplat_ns.splats.frames import FrameError, Similarity
-from bytesplat_ns.splats.read import FADED, SplatError, read_checkpoint
+from bytesplat_ns.splats.read import FADED, ShardedSplats, SplatError, Splats, open_checkpoint
 
 Triple = tuple[float, float, float]
 
@@ -73,38 +74,53 @@ class Export:
         if not run.models.is_dir():
             raise ExportError(f"{run.models} is missing: the checkpoints must lie beside {self.load_config}.")
         path = checkpoint.find(run.models, self.load_step)
-        found = read_checkpoint(path)
+        found = open_checkpoint(path)
         move = Similarity.identity()
         if self.frame == "original":
             move = Similarity.read(self.load_config.parent / "dataparser_transforms.json").inverse()
 
         # Rows, in the training frame.
-        total, usable = len(found), found.usable()
-        faint = usable & (found.parameters["opacities"][:, 0] < FADED)
-        kept = usable & ~faint
-        cropped = torch.zeros_like(kept)
-        if self.obb_center is not None and self.obb_scale is not None:
-            inside = within_box(found.parameters["means"], self.obb_center, self.obb_rotation, self.obb_scale)
-            kept, cropped = kept & inside, kept & ~inside
+        choice = _Choice.cat([self._choose(block) for block in found.blocks()])
+        kept = choice.kept
         if not kept.any():
-            raise ExportError(f"{path}: nothing is left to write. {_left_out(usable, faint, cropped)}")
-        found.keep(kept)
+            raise ExportError(f"{path}: nothing is left to write. {choice.left_out()}")
 
-        parameters = found.parameters if move.is_identity() else move.apply(found.parameters)
-        self._write(parameters, run.antialiased)
-        size = self.output.stat().st_size / 1e6
+        extent = _Extent()
+        self._write(self._blocks(found, kept, move, extent), int(kept.sum()), run.antialiased)
+        count, size = int(kept.sum()), self.output.stat().st_size / 1e6
         return (
-            f"{self.output}: {len(found):,} of {total:,} Gaussians, SH degree {found.sh_degree}, {self.frame} frame, "
-            f"{size:,.1f} MB, in {time.monotonic() - begin:.1f} s. {_left_out(usable, faint, cropped)}"
-            f"{self._rounding(parameters)}"
+            f"{self.output}: {count:,} of {len(found):,} Gaussians, SH degree {found.sh_degree}, {self.frame} frame, "
+            f"{size:,.1f} MB, in {time.monotonic() - begin:.1f} s. {choice.left_out()}"
+            f"{self._rounding(extent)}"
         ).rstrip()
 
-    def _rounding(self, parameters: dict[str, Tensor]) -> str:
+    def _choose(self, block: Splats) -> _Choice:
+        usable = block.usable()
+        faint = usable & (block.parameters["opacities"][:, 0] < FADED)
+        kept, cropped = usable & ~faint, torch.zeros_like(usable)
+        if self.obb_center is not None and self.obb_scale is not None:
+            inside = within_box(block.parameters["means"], self.obb_center, self.obb_rotation, self.obb_scale)
+            kept, cropped = kept & inside, kept & ~inside
+        return _Choice(usable, faint, cropped, kept)
+
+    def _blocks(
+        self, found: Splats | ShardedSplats, kept: Tensor, move: Similarity, extent: _Extent
+    ) -> Iterator[dict[str, Tensor]]:
+        """What is to be written, some at a time."""
+        first = 0
+        for block in found.blocks():
+            rows = kept[first : first + len(block)]
+            first += len(block)
+            block.keep(rows)
+            parameters = block.parameters if move.is_identity() else move.apply(block.parameters)
+            extent.add(parameters)
+            yield parameters
+
+    def _rounding(self, extent: _Extent) -> str:
         """A warning where the file's numbers are too coarse for the Gaussians, as far from the origin they may be."""
-        means = parameters["means"]
-        farthest, size = float(means.abs().max()), float(parameters["scales"].amax(dim=1).median().exp())
+        farthest, size = extent.farthest, extent.typical_size()
         is_spz = self.output.suffix.lower() == ".spz"
-        rounding = 0.5 ** spz.fractional_bits(means) / 2 if is_spz else farthest * 2**-24
+        rounding = 0.5 ** spz.fractional_bits(torch.tensor(farthest)[None]) / 2 if is_spz else farthest * 2**-24
         if rounding < 0.1 * size:
             return ""
         advice = "Crop away what is far, or" if is_spz else "In other programs,"
@@ -114,16 +130,18 @@ class Export:
             f"Gaussians are only {size:.2g} wide. {advice}"
         )
 
-    def _write(self, parameters: dict[str, Tensor], antialiased: bool) -> None:
+    def _write(self, blocks: Iterator[dict[str, Tensor]], count: int, antialiased: bool) -> None:
         """Writes the file aside and renames it: a full disk leaves what was there before."""
         aside = self.output.with_name(self.output.name + ".part")
         try:
             self.output.parent.mkdir(parents=True, exist_ok=True)
             if self.output.suffix.lower() == ".spz":
+                parts = list(blocks)  # the format has all positions first, then all opacities, and so on
+                parameters = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
                 spz.write(aside, parameters, antialiased, self.spz_version)
             else:
                 rgb = self.ply_color_mode == "rgb"
-                ply.write_gaussians(aside, parameters, rgb, comments=[f"frame: {self.frame}"])
+                ply.write_gaussian_blocks(aside, count, blocks, rgb, comments=[f"frame: {self.frame}"])
             os.replace(aside, self.output)
         except OSError as error:
             raise ExportError(
@@ -141,15 +159,44 @@ def within_box(points: Tensor, center: Triple, rotation: Triple, sides: Triple) 
     return (local.abs() < torch.tensor(sides, dtype=torch.float64) / 2).all(dim=1)
 
 
-def _left_out(usable: Tensor, faint: Tensor, cropped: Tensor) -> str:
-    """The Gaussians that are not written, by reason."""
-    reasons = {
-        "with NaN or infinite values": ~usable,
-        "fainter than 1/255": faint,
-        "outside the box": cropped,
-    }
-    parts = [f"{int(rows.sum()):,} {reason}" for reason, rows in reasons.items() if rows.any()]
-    return f"Left out: {', '.join(parts)}." if parts else ""
+@dataclass
+class _Choice:
+    """Which of N Gaussians are written, and why the others are not: [N] bool."""
+
+    usable: Tensor
+    faint: Tensor
+    cropped: Tensor
+    kept: Tensor
+
+    @staticmethod
+    def cat(choices: list[_Choice]) -> _Choice:
+        return _Choice(*[torch.cat([vars(choice)[f.name] for choice in choices]) for f in fields(_Choice)])
+
+    def left_out(self) -> str:
+        """The Gaussians that are not written, by reason."""
+        reasons = {
+            "with NaN or infinite values": ~self.usable,
+            "fainter than 1/255": self.faint,
+            "outside the box": self.cropped,
+        }
+        parts = [f"{int(rows.sum()):,} {reason}" for reason, rows in reasons.items() if rows.any()]
+        return f"Left out: {', '.join(parts)}." if parts else ""
+
+
+class _Extent:
+    """How far from the origin Gaussians are, and how wide."""
+
+    def __init__(self) -> None:
+        self.farthest = 0.0
+        self._sizes: list[Tensor] = []
+
+    def add(self, parameters: dict[str, Tensor]) -> None:
+        if len(parameters["means"]):
+            self.farthest = max(self.farthest, float(parameters["means"].abs().max()))
+            self._sizes.append(parameters["scales"].amax(dim=1))
+
+    def typical_size(self) -> float:
+        return float(torch.cat(self._sizes).median().exp())
 
 
 def main(arguments: list[str] | None = None) -> None:

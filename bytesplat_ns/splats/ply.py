@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -31,27 +32,44 @@ def write_vertices(
     Raises:
         PlyError: a property has another length or type.
     """
+    _write_blocks(path, count, [(count, properties)], comments)
+
+
+def _write_blocks(
+    path: str | Path,
+    count: int,
+    blocks: Iterable[tuple[int, Mapping[str, np.ndarray]]],
+    comments: Sequence[str],
+) -> None:
+    """The same for vertices that come in blocks, at least one: their number, and their properties."""
+    blocks = iter(blocks)
+    first = next(blocks)
+    types = {name: "u1" if values.dtype == np.uint8 else "<f4" for name, values in first[1].items()}
+    header = ["ply", "format binary_little_endian 1.0", "comment written by bytesplat-ns"]
+    header += [f"comment {line}" for line in comments]
+    header.append(f"element vertex {count}")
+    header += [f"property {'uchar' if kind == 'u1' else 'float'} {name}" for name, kind in types.items()]
+    header = "\n".join([*header, "end_header\n"])
+    table = np.empty(min(count, _ROWS), list(types.items()))
+    _check(path, *first)
+    with open(path, "wb") as file:
+        file.write(header.encode())
+        for n, properties in chain([first], blocks):
+            columns = {name: values.reshape(-1) for name, values in properties.items()}
+            for start in range(0, n, _ROWS):  # few enough rows to stay in the processor's cache
+                rows = table[: min(_ROWS, n - start)]
+                for name, values in columns.items():
+                    rows[name] = values[start : start + len(rows)]
+                rows.tofile(file)
+
+
+def _check(path: str | Path, count: int, properties: Mapping[str, np.ndarray]) -> None:
     for name, values in properties.items():
         if values.size != count or not (values.dtype.kind == "f" or values.dtype == np.uint8):
             raise PlyError(
                 f"{path}: property {name} has {values.size} values of type {values.dtype}; "
                 f"expected {count} floating point or uint8 values."
             )
-    columns = {name: values.reshape(-1) for name, values in properties.items()}
-    dtype = [(name, "u1" if values.dtype == np.uint8 else "<f4") for name, values in columns.items()]
-    table = np.empty(min(count, _ROWS), dtype)
-    header = ["ply", "format binary_little_endian 1.0", "comment written by bytesplat-ns"]
-    header += [f"comment {line}" for line in comments]
-    header.append(f"element vertex {count}")
-    for name, values in columns.items():
-        header.append(f"property {'uchar' if values.dtype == np.uint8 else 'float'} {name}")
-    with open(path, "wb") as file:
-        file.write("\n".join([*header, "end_header\n"]).encode())
-        for start in range(0, count, _ROWS):  # few enough rows to stay in the processor's cache
-            rows = table[: min(_ROWS, count - start)]
-            for name, values in columns.items():
-                rows[name] = values[start : start + len(rows)]
-            rows.tofile(file)
 
 
 def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
@@ -101,6 +119,21 @@ def write_gaussians(
         rgb: write the base colours as uchar ``red, green, blue`` instead of the harmonics.
         comments: lines for the header.
     """
+    write_gaussian_blocks(path, len(parameters["means"]), [parameters], rgb, comments)
+
+
+def write_gaussian_blocks(
+    path: str | Path,
+    count: int,
+    blocks: Iterable[Mapping[str, Tensor]],
+    rgb: bool = False,
+    comments: Sequence[str] = (),
+) -> None:
+    """The same for ``count`` Gaussians that come in blocks, at least one, and are never in memory together."""
+    _write_blocks(path, count, ((len(block["means"]), _properties(block, rgb)) for block in blocks), comments)
+
+
+def _properties(parameters: Mapping[str, Tensor], rgb: bool) -> dict[str, np.ndarray]:
     values = {name: tensor.detach().cpu().numpy() for name, tensor in parameters.items()}
     n = len(values["means"])
     properties = {name: values["means"][:, i] for i, name in enumerate("xyz")}
@@ -116,7 +149,7 @@ def write_gaussians(
     properties["opacity"] = values["opacities"][:, 0]
     properties |= {f"scale_{i}": values["scales"][:, i] for i in range(3)}
     properties |= {f"rot_{i}": values["quats"][:, i] for i in range(4)}
-    write_vertices(path, n, properties, comments)
+    return properties
 
 
 def read_gaussians(path: str | Path) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns.ops.layout import Gaussians
+from bytesplat_ns.parallel.checkpoint import BLOCK, Rows, open_rows
 from bytesplat_ns.run.stored_config import read_run_config
 from bytesplat_ns.splats import ply, spz
 from bytesplat_ns.splats.initialization import SH_C0
@@ -49,11 +50,47 @@ class Splats:
         finite = [p.isfinite().flatten(1).all(dim=1) for p in self.parameters.values()]
         return torch.stack([*finite, self.parameters["quats"].ne(0).any(dim=1)]).all(dim=0)
 
+    def blocks(self) -> Iterator[Splats]:
+        """The same, some at a time."""
+        for first in range(0, len(self), BLOCK):
+            rows = {name: p[first : first + BLOCK] for name, p in self.parameters.items()}
+            yield Splats(rows, self.source, self.run, self.antialiased)
+
+    def whole(self) -> Splats:
+        return self
+
     def keep(self, rows: Tensor) -> None:
         """Leaves the rows of a bool mask [N] or of indices."""
         if rows.dtype == torch.bool and bool(rows.all()):
             return
         self.parameters = {name: p[rows] for name, p in self.parameters.items()}
+
+
+@dataclass(frozen=True)
+class ShardedSplats:
+    """Gaussians of a checkpoint of shards, of any number, in the order of ids: read as they are needed."""
+
+    rows: Rows
+    run: Path
+    antialiased: bool | None
+
+    def __len__(self) -> int:
+        return self.rows.count
+
+    @property
+    def sh_degree(self) -> int:
+        return round((self.rows.shape("features_rest")[0] + 1) ** 0.5) - 1
+
+    def blocks(self) -> Iterator[Splats]:
+        for _, parameters in self.rows.blocks(Gaussians.PARAMETERS):
+            yield self._splats(parameters)
+
+    def whole(self) -> Splats:
+        """All in memory."""
+        return self._splats({name: self.rows[name] for name in Gaussians.PARAMETERS})
+
+    def _splats(self, parameters: dict[str, Tensor]) -> Splats:
+        return Splats(parameters, "checkpoint of bytesplat", self.run, self.antialiased)
 
 
 def read(path: Path) -> Splats:
@@ -68,7 +105,7 @@ def read(path: Path) -> Splats:
         raise SplatError(f"There is no file {path}.")
     ending = path.suffix.lower()
     if ending == ".ckpt":
-        return read_checkpoint(path)
+        return open_checkpoint(path).whole()
     try:
         if ending == ".ply":
             return _checked(path, Splats(_from_ply(path), "PLY"))
@@ -90,12 +127,13 @@ def _from_ply(path: Path) -> dict[str, Tensor]:
     return ply.read_gaussians(path)
 
 
-def read_checkpoint(path: Path) -> Splats:
+def open_checkpoint(path: Path) -> Splats | ShardedSplats:
     """Gaussians of a checkpoint of this method, or of splatfacto with its old or new names of parameters.
 
     Nothing in the file is executed: only tensors, plain Python values and numpy scalars are accepted.
 
     Raises:
+        CheckpointError: a shard is missing or damaged.
         SplatError: the file is damaged, or holds another method's model.
     """
     try:
@@ -109,6 +147,13 @@ def read_checkpoint(path: Path) -> Splats:
     pipeline = state.get("pipeline") if isinstance(state, dict) else None
     if not isinstance(pipeline, dict):
         raise SplatError(f"{path} is not a nerfstudio checkpoint: it has no section 'pipeline'.")
+    run = path.absolute().parent.parent
+    config = run / "config.yml"
+    antialiased = read_run_config(config).antialiased if config.is_file() else None
+    if "shards" in state.get("bytesplat", ()):
+        shards = ShardedSplats(open_rows(path)[1], run, antialiased)
+        _refuse_empty(path, len(shards))
+        return shards
     weights = {name.replace("module.", "").removeprefix("_model."): value for name, value in pipeline.items()}
     prefix = "gauss_params." if "gauss_params.means" in weights else ""
     missing = [name for name in Gaussians.PARAMETERS if f"{prefix}{name}" not in weights]
@@ -122,9 +167,6 @@ def read_checkpoint(path: Path) -> Splats:
     if stock and parameters["features_rest"].shape[1] == 0:  # splatfacto without harmonics trains logits of colours
         parameters["features_dc"] = (parameters["features_dc"].sigmoid() - 0.5) / SH_C0
     source = "checkpoint of splatfacto" if stock else "checkpoint of bytesplat"
-    run = path.absolute().parent.parent
-    config = run / "config.yml"
-    antialiased = read_run_config(config).antialiased if config.is_file() else None
     return _checked(path, Splats(parameters, source, run, antialiased))
 
 
@@ -138,9 +180,13 @@ def _checked(path: Path, splats: Splats) -> Splats:
         found = tuple(splats.parameters[name].shape)
         if found != shape:
             raise SplatError(f"{path}: {name} has shape {list(found)}, expected {list(shape)}.")
-    if n == 0:
-        raise SplatError(f"{path} holds no Gaussians: it is empty.")
+    _refuse_empty(path, n)
     return splats
+
+
+def _refuse_empty(path: Path, count: int) -> None:
+    if count == 0:
+        raise SplatError(f"{path} holds no Gaussians: it is empty.")
 
 
 @contextmanager

@@ -75,6 +75,37 @@ def test_spz(tmp_path):
     assert all(torch.equal(same[name], values) for name, values in found.items())
 
 
+def shard(config: Path, count: int) -> None:
+    """Makes a run's checkpoint one of shards, between which its Gaussians are spread."""
+    path = next((config.parent / "nerfstudio_models").glob("step-*.ckpt"))
+    state = torch.load(path, weights_only=False)
+    prefix = "_model.gauss_params."
+    tables = {name.removeprefix(prefix): table for name, table in state["pipeline"].items() if prefix in name}
+    tables["ids"] = torch.arange(len(tables["means"]))
+    names = [f"shard-000000000.{path.stem}.abcdef01.rank-{rank:04d}.pt" for rank in range(count)]
+    parts = [{name: table[rank::count].clone() for name, table in tables.items()} for rank in range(count)]
+    for name, part in zip(names, parts, strict=True):
+        torch.save(part, path.with_name(name))
+    shards = {name: len(part["ids"]) for name, part in zip(names, parts, strict=True)}
+    torch.save({"step": 29_999, "pipeline": {}, "bytesplat": {"version": 1, "shards": shards, "gaussians": {}}}, path)
+
+
+def test_shards_are_merged_block_by_block(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bytesplat_ns.parallel.checkpoint.BLOCK", 64)
+    gaussians = visible(300, 2)
+    gaussians["means"][3, 0] = float("nan")
+    whole, shards = (run(tmp_path / name, gaussians, TRANSFORM, SCALE) for name in ("whole", "shards"))
+    shard(shards, 3)
+    for name, options in {"a.ply": [], "b.ply": ["--frame", "original"], "c.spz": []}.items():
+        for config in (whole, shards):
+            export(config, config.parent / name, *options)
+        assert (shards.parent / name).read_bytes() == (whole.parent / name).read_bytes()
+    assert "299 of 300 Gaussians" in capsys.readouterr().out
+    next((shards.parent / "nerfstudio_models").glob("shard-*rank-0001.pt")).unlink()
+    with pytest.raises(SystemExit, match=r"rank-0001\.pt is missing"):
+        export(shards, tmp_path / "d.ply")
+
+
 def test_left_out_one_by_one_with_one_line(tmp_path, capsys):
     gaussians = visible(100, 1)
     gaussians["means"][3, 0] = float("nan")  # nerfstudio's exporter drops all Gaussians for this one
@@ -186,7 +217,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         Path(path).write_bytes(b"ply")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bytesplat_ns.export.command.ply.write_gaussians", fill)
+    monkeypatch.setattr("bytesplat_ns.export.command.ply.write_gaussian_blocks", fill)
     with pytest.raises(SystemExit, match=r"a\.ply could not be written: .*No space left.*Free some space"):
         export(config, output)
     assert torch.equal(splats.read(output).parameters["means"], before["means"])
