@@ -27,7 +27,7 @@ from torch import Tensor
 from bytesplat_ns import ops
 from bytesplat_ns.density.philox import uniform
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
-from bytesplat_ns.options import refuse_idle_options
+from bytesplat_ns.options import refuse_random_start
 from bytesplat_ns.run.metrics import Lpips, view_metrics
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
 from bytesplat_ns.splats import initialization
@@ -88,7 +88,7 @@ class ByteSplatModel(SplatfactoModel):
         config = self.config
         if config.max_gaussians < 1:
             raise ValueError(f"max-gaussians is {config.max_gaussians}; it must be at least 1.")
-        refuse_idle_options(config, self.seed_points is not None)
+        refuse_random_start(config, self.seed_points is not None)
         seed = torch.initial_seed() % 2**31
         self.initial_sh_degree = 0
         parameters = self._initial_parameters(seed)

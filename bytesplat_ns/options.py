@@ -1,52 +1,126 @@
-"""Options of the model that would do nothing, because of what other options say, are errors."""
+"""Options that would do nothing, because of what other options say or of what this method is, are errors.
+
+An option counts as set where it differs from what its method sets: bytesplat-big has other thresholds than bytesplat.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 from bytesplat_ns.density.mcmc import MCMCOptions
 from bytesplat_ns.density.strategy import DensityOptions
 
 if TYPE_CHECKING:
     from bytesplat_ns.model import ByteSplatModelConfig
+    from bytesplat_ns.trainer import ByteSplatTrainerConfig
 
-PREFIX = "--pipeline.model."
+MODEL, DATA, LOGGING = "pipeline.model", "pipeline.datamanager", "logging"
+"""Where options are: attributes of the trainer's configuration, and the beginning of their names."""
 
 _SAMPLED = {f.name for f in fields(MCMCOptions)}
 _REFINED = {f.name for f in fields(DensityOptions)} | {"reset_alpha_every", "stop_screen_size_at"}
-_NERF = {"enable_collider", "collider_params", "loss_coefficients", "eval_num_rays_per_chunk"}
+_NERF = {"enable_collider", "collider_params", "loss_coefficients", "eval_num_rays_per_chunk", "prompt"}
+_RANDOM_START = {"num_random", "random_scale"}
+_EVERY_PHOTO = {"eval_num_images_to_sample_from", "eval_num_times_to_repeat_images", "eval_image_indices"}
+
+Idle = tuple[bool, str, str, set[str]]
+"""Whether it is so, why, and where which options then do nothing."""
 
 
-def refuse_idle_options(config: ByteSplatModelConfig, has_points: bool) -> None:
-    """Raises a ValueError that names the options that differ from their defaults but have no effect.
+def refuse_idle_options(config: ByteSplatTrainerConfig) -> None:
+    """Raises a ValueError that names the options that are set but have no effect."""
+    usual = _method_defaults(config.method_name)
+    found = [*_idle(config, usual, _what_is_idle(config)), *_idle_optimizers(config, usual)]
+    _refuse(found)
 
-    Args:
-        has_points: whether the data has a point cloud to start from.
-    """
-    camera, random = config.camera_optimizer, config.random_init or config.init_from is not None or not has_points
-    idle = [
-        (config.strategy == "mcmc", "with {}strategy mcmc", _REFINED - _SAMPLED),
-        (config.strategy != "mcmc", "without {}strategy mcmc", _SAMPLED - _REFINED),
-        (not random, "without {}random-init True: the data has a point cloud", {"num_random", "random_scale"}),
-        (config.init_from is not None, "with {}init-from", {"random_init", "num_random", "random_scale"}),
-        (config.init_from is None, "without {}init-from", {"init_frame"}),
-        (not config.use_scale_regularization, "without {}use-scale-regularization True", {"max_gauss_ratio"}),
-        (not config.use_bilateral_grid, "without {}use-bilateral-grid True", {"grid_shape"}),
-        (config.num_downscales == 0, "with {}num-downscales 0", {"resolution_schedule"}),
-        (config.sh_degree == 0, "with {}sh-degree 0", {"sh_degree_interval"}),
-        (True, "for Gaussians", _NERF),
+
+def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
+    """The same for options of a random start, once it is known whether the data has a point cloud to start from."""
+    usual, reason = type(config)(), f"without --{MODEL}.random-init True: the data has a point cloud"
+    if has_points and not config.random_init and config.init_from is None:
+        names = (name for name in sorted(_RANDOM_START) if getattr(config, name) != getattr(usual, name))
+        _refuse([f"{_option(MODEL, name)} ({reason})" for name in names])
+
+
+def _what_is_idle(config: ByteSplatTrainerConfig) -> list[Idle]:
+    model, sampled, started = config.pipeline.model, "strategy mcmc", "init-from"
+    events = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
+    intervals = ("steps_per_eval_image", "steps_per_eval_all_images")
+    unseen = {name for name in intervals if getattr(config, name) < config.max_num_iterations}  # beyond: "never"
+    return [
+        (model.strategy == "mcmc", f"with --{MODEL}.{sampled}", MODEL, _REFINED - _SAMPLED),
+        (model.strategy != "mcmc", f"without --{MODEL}.{sampled}", MODEL, _SAMPLED - _REFINED),
+        (model.init_from is not None, f"with --{MODEL}.{started}", MODEL, _RANDOM_START | {"random_init"}),
+        (model.init_from is None, f"without --{MODEL}.{started}", MODEL, {"init_frame"}),
+        (
+            not model.use_scale_regularization,
+            f"without --{MODEL}.use-scale-regularization True",
+            MODEL,
+            {"max_gauss_ratio"},
+        ),
+        (not model.use_bilateral_grid, f"without --{MODEL}.use-bilateral-grid True", MODEL, {"grid_shape"}),
+        (
+            model.camera_optimizer.mode == "off",
+            f"without --{MODEL}.camera-optimizer.mode",
+            f"{MODEL}.camera_optimizer",
+            {"trans_l2_penalty", "rot_l2_penalty"},
+        ),
+        (model.num_downscales == 0, f"with --{MODEL}.num-downscales 0", MODEL, {"resolution_schedule"}),
+        (model.sh_degree == 0, f"with --{MODEL}.sh-degree 0", MODEL, {"sh_degree_interval"}),
+        (True, "for Gaussians", MODEL, _NERF),
+        (True, "for Gaussians", "", {"prompt"}),
+        (True, "a training step hands out no images", MODEL, {"output_depth_during_training"}),
+        (True, f"--{DATA}.cache-images says where photos and masks are", DATA, {"masks_on_gpu", "images_on_gpu"}),
+        (True, "evaluation is of one photo at random or of all", DATA, _EVERY_PHOTO),
+        (True, f"with --{DATA}.train-cameras-sampling-strategy random", DATA, {"fps_reset_every"}),
+        (True, "there are no batches of rays", "", {"steps_per_eval_batch"}),
+        (True, "learning rates follow from the images seen", "", {"load_scheduler"}),
+        (not events, f"with --vis {config.vis}, held-out photos are evaluated at the end only", "", unseen),
+        (True, "progress lines and metrics.jsonl take its place", LOGGING, {"local_writer"}),
+        (True, "a step is not made of the functions that it times", LOGGING, {"profiler"}),
     ]
-    usual = type(config)()
-    found = [
-        f"{PREFIX}{name.replace('_', '-')} ({reason.format(PREFIX)})"
-        for applies, reason, names in idle
-        for name in sorted(names)
-        if applies and getattr(config, name) != getattr(usual, name)
-    ]
-    for name in ("trans_l2_penalty", "rot_l2_penalty"):
-        if camera.mode == "off" and getattr(camera, name) != getattr(usual.camera_optimizer, name):
-            option = f"{PREFIX}camera-optimizer."
-            found.append(f"{option}{name.replace('_', '-')} (without {option}mode)")
+
+
+def _idle(config: ByteSplatTrainerConfig, usual: ByteSplatTrainerConfig, table: list[Idle]) -> Iterator[str]:
+    for applies, reason, place, names in table:
+        ours, theirs = _at(config, place), _at(usual, place)
+        for name in sorted(names):
+            if applies and getattr(ours, name) != getattr(theirs, name):
+                yield f"{_option(place, name)} ({reason})"
+
+
+def _idle_optimizers(config: ByteSplatTrainerConfig, usual: ByteSplatTrainerConfig) -> Iterator[str]:
+    """Optimizers of parameters that the model does not have."""
+    model = config.pipeline.model
+    missing = {
+        "camera_opt": model.camera_optimizer.mode == "off" and f"without --{MODEL}.camera-optimizer.mode",
+        "bilateral_grid": not model.use_bilateral_grid and f"without --{MODEL}.use-bilateral-grid True",
+    }
+    for group, reason in missing.items():
+        if reason and config.optimizers.get(group) != usual.optimizers.get(group):
+            yield f"{_option('optimizers', group)} ({reason})"
+
+
+def _method_defaults(name: str | None) -> ByteSplatTrainerConfig:
+    """What a method of ours sets; for another one that is built on ours, what bytesplat does."""
+    from bytesplat_ns import config
+
+    methods = (config.bytesplat, config.bytesplat_big, config.bytesplat_mcmc)
+    by_name = {method.config.method_name: method.config for method in methods}
+    return by_name.get(name, config.bytesplat.config)
+
+
+def _at(config: Any, place: str) -> Any:
+    return reduce(getattr, place.split("."), config) if place else config
+
+
+def _option(place: str, name: str) -> str:
+    return "--" + ".".join(filter(None, (place, name))).replace("_", "-")
+
+
+def _refuse(found: list[str]) -> None:
     if found:
         raise ValueError("Options without effect: " + "; ".join(found) + ". Remove them to go on.")

@@ -21,6 +21,7 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
+from bytesplat_ns.options import refuse_idle_options
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
 from bytesplat_ns.parallel.ranks import RankLeft
@@ -70,6 +71,7 @@ class ByteSplatTrainer(Trainer):
 
     def __init__(self, config: ByteSplatTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
         _refuse_unsupported(config, world_size)
+        refuse_idle_options(config)
         super().__init__(config, local_rank, world_size)
         self.ranks = ranks.of_process()
         self.local_rank = self.ranks.rank  # nerfstudio starts a viewer where it is 0
@@ -356,8 +358,6 @@ def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
         found.append("--gradient-accumulation-steps (use --pipeline.datamanager.views-per-round)")
     if config.log_gradients:
         found.append("--log-gradients")
-    if config.logging.local_writer.enable:
-        found.append("--logging.local-writer.enable True (progress lines and metrics.jsonl take its place)")
     for group, options in config.optimizers.items():
         fixed = vars(AdamOptimizerConfig(lr=options["optimizer"].lr, eps=EPSILON))
         found += [

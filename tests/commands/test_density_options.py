@@ -195,12 +195,21 @@ def test_mcmc_resumes_to_the_last_bit(sampled, capture, tmp_path):
         ("bytesplat", {"resolution_schedule": 100, "num_downscales": 0}),
         ("bytesplat", {"sh_degree_interval": 100, "sh_degree": 0}),
         ("bytesplat", {"eval_num_rays_per_chunk": 100}),
+        ("bytesplat", {"prompt": "a room"}),
+        ("bytesplat", {"output_depth_during_training": True}),
+        ("bytesplat-big", {"densify_grad_thresh": 0.0008, "strategy": "mcmc"}),  # bytesplat's own
     ],
 )
 def test_options_without_effect_are_refused(method, options, capture, tmp_path):
     name = next(iter(options)).replace("_", "-")
     with pytest.raises(ValueError, match=f"without effect: --pipeline.model.{name} "):
         train(capture, tmp_path, *words(**options), steps=STEPS, method=method)
+
+
+def test_what_a_method_sets_is_not_refused(sampled, capture, tmp_path):
+    """bytesplat-big has thresholds of its own, of which sampling has no need."""
+    run = train(capture, tmp_path, *words(**SAMPLED, strategy="mcmc"), steps=STEPS, method="bytesplat-big")
+    assert equal(run, sampled)
 
 
 def test_a_grid_without_its_switch_is_refused(capture, tmp_path):

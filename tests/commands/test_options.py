@@ -71,6 +71,29 @@ def test_what_cannot_work_is_refused(options, message, capture, tmp_path):
         train(capture, tmp_path, *options, steps=STEPS)
 
 
+@pytest.mark.parametrize(
+    "named, options",
+    [
+        ("--prompt", ("--prompt", "a fox")),
+        ("--steps-per-eval-batch", ("--steps-per-eval-batch", "10")),
+        ("--load-scheduler", ("--load-scheduler", "False")),
+        ("--logging.local-writer", ("--logging.local-writer.enable", "True")),
+        ("--logging.profiler", ("--logging.profiler", "basic")),
+        ("--pipeline.datamanager.masks-on-gpu", ("--pipeline.datamanager.masks-on-gpu", "True")),
+        ("--pipeline.datamanager.images-on-gpu", ("--pipeline.datamanager.images-on-gpu", "True")),
+        ("--pipeline.datamanager.eval-image-indices", ("--pipeline.datamanager.eval-image-indices", "1")),
+        ("--pipeline.datamanager.fps-reset-every", ("--pipeline.datamanager.fps-reset-every", "7")),
+        ("--optimizers.camera-opt", ("--optimizers.camera-opt.optimizer.lr", "0.1")),
+        ("--optimizers.bilateral-grid", ("--optimizers.bilateral-grid.scheduler.max-steps", "9")),
+        ("--steps-per-eval-image", ("--steps-per-eval-image", "5", "--vis", "viewer")),
+        ("--steps-per-eval-all-images", ("--steps-per-eval-all-images", "5", "--vis", "viewer")),
+    ],
+)
+def test_stock_options_that_would_do_nothing_are_refused(named, options, capture, tmp_path):
+    with pytest.raises(ValueError, match=f"without effect: .*{named} "):
+        train(capture, tmp_path, *options, steps=STEPS)
+
+
 def test_rounds_of_three_views(capture, tmp_path):
     run = train(capture, tmp_path, "--pipeline.datamanager.views-per-round", "3", steps=15)
     assert [line["images"] for line in run.metrics() if "loss" in line] == [3, 6, 9, 12, 15]
