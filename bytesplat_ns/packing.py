@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 PACKINGS = 8
-"""Packings tried at most, until one reaches the lower bound. ``benchmarks/rounds.py`` shows what one alone would do."""
+"""Packings tried at most, until one reaches the lower bound. ``benchmarks/rounds.py`` says what one alone would do."""
 
 CLIQUES = 64
 """Cliques tried for the lower bound, begun at the largest buckets."""

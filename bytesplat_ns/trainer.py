@@ -165,11 +165,11 @@ class ByteSplatTrainer(Trainer):
 
     def _run_steps(self) -> None:
         with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
-            for step in range(self._start_step, self.total_steps):
-                if not self._wait_while_paused():
-                    break
+            step = self._start_step
+            while step < self.total_steps and self._wait_while_paused():
                 self.step = step
                 self._train_step(step)
+                step += 1
 
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
@@ -178,6 +178,7 @@ class ByteSplatTrainer(Trainer):
         with self.train_lock, self.traffic.measured() if logged else nullcontext():
             report = self.pipeline.train_round()
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
+        self._count_steps(step + 1)
         self._update_viewer_state(step)
         if logged:
             self._log(step, report)
@@ -187,6 +188,11 @@ class ByteSplatTrainer(Trainer):
         if not last and step_check(step, self.config.steps_per_save):
             self._save_if_possible(step)
         self._write_events()
+
+    def _count_steps(self, done: int) -> None:
+        """Several ranks may have planned the next rounds anew, and need more or fewer of them."""
+        self.total_steps = done + self.pipeline.rounds_until(self.config.max_num_iterations)
+        self.progress.total_steps = self.total_steps
 
     def _write_events(self) -> None:
         """Lets nerfstudio's writers (TensorBoard, ...) write what was put since the last time."""

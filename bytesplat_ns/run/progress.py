@@ -33,7 +33,7 @@ class Progress:
         self._path = path
         self._file = path.open("a+b", buffering=0)
         self._drop_unfinished_line()
-        self._total, self._seconds = total_steps, seconds
+        self.total_steps, self._seconds = total_steps, seconds
         self._start = self._printed = time.monotonic()
         self._printed_step = first_step
         self._warned = False
@@ -53,13 +53,13 @@ class Progress:
         """
         self.write(step=done, images=images, loss=loss, psnr=psnr, gaussians=gaussians, **more)
         now = time.monotonic()
-        if now - self._printed < self._seconds and done < self._total:
+        if now - self._printed < self._seconds and done < self.total_steps:
             return
         rate = (done - self._printed_step) / max(now - self._printed, 1e-9)
         self._printed, self._printed_step = now, done
-        remaining = (self._total - done) / rate if rate > 0 else float("inf")
+        remaining = (self.total_steps - done) / rate if rate > 0 else float("inf")
         tell(
-            f"step {done:,}/{self._total:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
+            f"step {done:,}/{self.total_steps:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
             f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}"
         )
         if note:
