@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,8 +21,8 @@ from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.export import stock
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
-from bytesplat_ns.ops.layout import Image, ImageGradients
-from bytesplat_ns.optim import GaussianAdam, step_on_round
+from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
+from bytesplat_ns.optim import GaussianAdam
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import partition, ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
@@ -55,14 +55,14 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
 
 @dataclass
 class RoundReport:
-    """What a round leaves for the log; nothing is computed before it is asked for."""
+    """What a round leaves for the log, until the next round; nothing is computed before it is asked for."""
 
     losses: Tensor  # [V]
     image: Image
     batch: Batch
     background: Tensor  # [V, 3]
     density: DensityReport | None  # what density control changed after this round
-    records: int  # (view, Gaussian) pairs of this rank's Gaussians
+    records: int | Tensor  # (view, Gaussian) pairs of this rank's Gaussians
     gaussians: int  # of this rank
 
     def read(self, ranks: Ranks) -> dict[str, float]:
@@ -123,33 +123,48 @@ class ByteSplatPipeline(VanillaPipeline):
         observing = self.strategy.observes(model.images_seen)
         settings = model.settings(statistics=observing)
 
-        # 2. Gaussians to records, records to tiles, tiles to an image without background; the loss of each view and
-        #    its gradient with respect to the image; and back to gradient rows, one a record.
-        there = fused.differentiate(
-            model.gaussians(), batch.cameras, settings, lambda image: self._loss(image, batch, background)
-        )
-
-        # 3. Rows to parameters and poses, and the update. The Gaussians' Adam is dense; parameters that all Gaussians
-        #    share (poses, bilateral grids) have their own.
+        # 2. What the optimizer's step will be like: rates of the moment, for a round of this size.
         scale = RoundScale(len(batch))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
         self.optimizer.prepare(rates, len(batch), scale.betas(*BETAS), scale.epsilon(EPSILON))
-        regularizers = self._regularizers(model.images_seen, len(batch))
-        d_viewmats = self.optimizer.step_from_rows(
-            batch.cameras, settings, there.records, there.rows, regularizers, poses_move
-        )
+        needles = self._needles_due(model.images_seen, len(batch))
+
+        def stages(
+            cameras: Cameras, target: Tensor, mask: Tensor | None, background: Tensor
+        ) -> tuple[Tensor, Image, int | Tensor, Tensor | None]:
+            # 3. Gaussians to records, records to tiles, tiles to an image without background; the loss of each view
+            #    and its gradient with respect to the image; and back to gradient rows, one a record.
+            here = replace(batch, cameras=cameras, target=target, mask=mask)
+            there = fused.differentiate(
+                model.gaussians(), cameras, settings, lambda image: self._loss(image, here, background)
+            )
+            # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense.
+            regularizers = self._regularizers(needles, len(cameras))
+            d_viewmats = self.optimizer.step_from_rows(
+                cameras, settings, there.records, there.rows, regularizers, poses_move
+            )
+            # 5. What density control remembers of the round.
+            if observing:
+                self.strategy.observe(there.records, there.rows, cameras)
+            return there.losses, there.image, there.records.number, d_viewmats
+
+        # On a GPU rounds of one kind are recorded once, and replayed: not those that ask autograd or other ranks.
+        alone = self.ranks.size == 1 and not needles and not self.config.model.use_bilateral_grid
+        key = (settings, poses_move) if alone else None
+        inputs = batch.cameras, batch.target, batch.mask, background
+        losses, image, records, d_viewmats = self._run(stages, inputs, self.store.tables().values(), key)
         self.optimizer.count()
+
+        # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.
         self._step_shared(batch.viewmats, d_viewmats, batch.indices, rates, scale)
 
-        # 4. Density control: remember what the views said, and now and then grow, prune or reset.
-        if observing:
-            self.strategy.observe(there.records, there.rows, batch.cameras)
+        # 7. Density control: now and then grow, prune or reset.
         before, model.images_seen = model.images_seen, model.images_seen + len(batch)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
         if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
             self._balance()
-        return RoundReport(there.losses, there.image, batch, background, report, len(there.records), model.num_points)
+        return RoundReport(losses, image, batch, background, report, records, model.num_points)
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
@@ -169,11 +184,15 @@ class ByteSplatPipeline(VanillaPipeline):
         image.rgb, image.transmittance = rgb.detach(), transmittance.detach()
         return losses.detach(), gradients
 
-    def _regularizers(self, before: int, views: int) -> dict[str, Tensor]:
+    def _needles_due(self, before: int, views: int) -> int:
+        """How often the penalty on needles is due in a round: every ten images, where it is asked for."""
+        due = (before + views - 1) // 10 - (before - 1) // 10
+        return due if self.config.model.use_scale_regularization else 0
+
+    def _regularizers(self, due: int, views: int) -> dict[str, Tensor]:
         """Gradients of penalties on the parameters themselves: density control's, and PhysGaussian's on needles."""
         gradients = self.strategy.regularizers(views)
-        due = (before + views - 1) // 10 - (before - 1) // 10  # every ten images
-        if not self.config.model.use_scale_regularization or not due:
+        if not due:
             return gradients
         with torch.enable_grad():
             scales = self.model.scales.detach().requires_grad_()
@@ -202,7 +221,9 @@ class ByteSplatPipeline(VanillaPipeline):
             self._share_rows(grids, own)
             (scale.views * 10 * total_variation_loss(grids)).backward()
         for name, optimizer in self.shared_optimizers.optimizers.items():
-            step_on_round(optimizer, rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON), scale.views)
+            for group in optimizer.param_groups:
+                group["lr"], group["betas"], group["eps"] = rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON)
+            optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def _share_rows(self, parameter: Tensor, own: list[int]) -> None:
@@ -227,6 +248,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self._collate = Collator(model.device)
         self.store = GaussianStore(model.gauss_params, model.ids)
         self.optimizer = GaussianAdam(self.store)
+        self._run = fused.runner(model.device)
         groups = model.get_param_groups()
         missing = [name for name in groups if name not in optimizers]
         if missing:

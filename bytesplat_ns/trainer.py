@@ -212,7 +212,7 @@ class ByteSplatTrainer(Trainer):
 
     def _log(self, step: int, report: RoundReport) -> None:
         values, images = report.read(self.ranks), self.pipeline.model.images_seen
-        traffic = self.traffic.read(step + 1, images, self.pipeline.model.num_points, report.records)
+        traffic = self.traffic.read(step + 1, images, self.pipeline.model.num_points, int(report.records))
         writer.put_scalar("Train Loss", values["loss"], step)
         writer.put_dict("Train Metrics Dict", values | traffic, step)
         self._log_speed(step)

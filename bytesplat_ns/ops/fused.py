@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +20,27 @@ from bytesplat_ns.ops.layout import (
     RenderSettings,
 )
 
+T = TypeVar("T")
+
 Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
 """What to minimise: from an image to the views' losses [V] and their gradient. It may be asked more than once."""
+
+
+class Runner(Protocol):
+    """Runs a round's stages; see ``cuda.replay.Replay`` for the arguments."""
+
+    def __call__(
+        self, stages: Callable[..., T], inputs: Sequence[Any], tables: Iterable[Tensor], key: Hashable
+    ) -> T: ...
+
+
+def runner(device: torch.device) -> Runner:
+    """What runs a round's stages on a device: CUDA records those of one round and replays them for the next ones."""
+    if device.type == "cuda":
+        from bytesplat_ns.ops.cuda.replay import Replay
+
+        return Replay(device)
+    return lambda stages, inputs, tables, key: stages(*inputs)
 
 
 def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, loss: Loss) -> Differentiated:

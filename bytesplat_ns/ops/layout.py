@@ -134,6 +134,11 @@ class Records:
     def __len__(self) -> int:
         return self.table.shape[0]
 
+    @property
+    def number(self) -> int | Tensor:
+        """M, where the host knows it; in the middle of a step on a GPU only the device does: [] int64."""
+        return len(self)
+
 
 @dataclass
 class TileLists:

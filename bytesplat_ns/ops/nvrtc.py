@@ -211,6 +211,19 @@ def load(program: Program, name: str, constants: Constants, device: torch.device
     return start
 
 
+def record_in_graph(event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
+    """Adds to the graph that a stream is being recorded in that it records the event whenever it is replayed.
+
+    (``torch.cuda.Event(external=True)``, which not all versions of torch have.)
+    """
+    status = _driver().cuEventRecordWithFlags(event.cuda_event, stream.cuda_stream, EVENT_RECORD_EXTERNAL)
+    if status:
+        raise RuntimeError(f"An event could not be made part of a CUDA graph: CUDA driver error {status}.")
+
+
+EVENT_RECORD_EXTERNAL = 1
+"""CU_EVENT_RECORD_EXTERNAL"""
+
 INVALID_CONTEXT = 201
 """CUDA_ERROR_INVALID_CONTEXT"""
 
@@ -219,6 +232,7 @@ INVALID_CONTEXT = 201
 def _driver() -> ctypes.CDLL:
     """The CUDA driver, called directly: a launch through it costs a few microseconds, some twenty times in a step."""
     driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuEventRecordWithFlags.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
     driver.cuLaunchKernel.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
     return driver
 

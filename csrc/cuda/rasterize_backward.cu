@@ -23,7 +23,7 @@ rasterize_backward(const float* __restrict__ table,        // [M, RECORD_STRIDE]
                    float* __restrict__ gradient_rows,          // [M, ROW] zero
                    const long long* state) {
     if (step_state(state).halted) return;
-    __shared__ Queue<WARP + GROUP> queue;
+    __shared__ Queue<WARP + 2 * GROUP> queue;  // those that wait, those that come, those that fill the last group
     __shared__ Reduction shared;
     const Region region = region_of_block(tiles_x, tiles_y);
     const unsigned next = static_cast<unsigned>(offsets[region.tile]);

@@ -17,6 +17,7 @@ from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, I
 
 from .binning import bin_ahead, pair_capacity
 from .buffers import HALTED, PAIRS, RECORDS
+from .counts import Counts
 from .projection import project_ahead, record_capacity
 from .raster import rasterize, rasterize_backward
 
@@ -29,6 +30,9 @@ def differentiate(
 ) -> Differentiated:
     """``project``, ``bin``, ``rasterize``, ``loss`` and ``rasterize_backward`` in one go, with the same results.
 
+    While the stages are recorded (``replay``) nothing is known about their counts: buffers come back as long as they
+    are, and whoever replays the recording looks whether they were long enough.
+
     Args:
         loss: called again if the stages have to be repeated.
         exact: as in ``rasterize_backward``. A photometric gradient is noisier than what it costs.
@@ -38,33 +42,26 @@ def differentiate(
         records_fit = min(len(cameras) * len(gaussians), record_capacity(device))
         records = project_ahead(gaussians, cameras, settings, records_fit)
         tiles = bin_ahead(records, cameras, pair_capacity(device))
-        counts = _Counts(records.state)
+        counts = Counts.of_step(device)
+        counts.fetch(records.state)
         image = rasterize(records, tiles, cameras, settings)
         losses, gradients = loss(image)
         rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
-
+        if counts.recorded:
+            return Differentiated(records, tiles, image, losses, rows)
         state = counts.read()
-        record_capacity.learn(device, state[RECORDS])
-        pair_capacity.learn(device, state[PAIRS])
-        if not state[HALTED]:
+        if fitted(state, device):
             tiles.records = tiles.records[: state[PAIRS]]
             return Differentiated(records.first(state[RECORDS]), tiles, image, losses, rows[: state[RECORDS]])
 
 
-class _Counts:
-    """A step's state on its way to the host."""
+def capacities(device: torch.device) -> tuple[int, int]:
+    """Room for records (if there may be as many) and for pairs that ``differentiate`` would make now."""
+    return record_capacity(device), pair_capacity(device)
 
-    def __init__(self, state: Tensor) -> None:
-        self.arrived = None
-        if state.device.type == "cpu":
-            self.state = state
-            return
-        self.state = torch.empty(state.shape, dtype=state.dtype, pin_memory=True)
-        self.state.copy_(state, non_blocking=True)
-        self.arrived = torch.cuda.Event()
-        self.arrived.record()
 
-    def read(self) -> list[int]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.state.tolist()
+def fitted(state: list[int], device: torch.device) -> bool:
+    """Whether a step with these counts took place; capacities learn from them."""
+    record_capacity.learn(device, state[RECORDS])
+    pair_capacity.learn(device, state[PAIRS])
+    return not state[HALTED]

@@ -32,6 +32,10 @@ class DeviceRecords(Records):
     state: Tensor  # [3] int64: records, pairs, halted
     ascending: bool  # whether ids ascend from row to row of a view
 
+    @property
+    def number(self) -> Tensor:
+        return self.state[RECORDS]
+
     def first(self, count: int) -> DeviceRecords:
         """The records proper, once their number is known to the host."""
         rows = {field.name: getattr(self, field.name)[:count] for field in fields(Records)}
@@ -81,7 +85,10 @@ _ascending = WeakIdKeyDictionary()
 
 
 class Capacity:
-    """How long to make a buffer, from what the last one of its kind held.
+    """How long to make a buffer, from what the last ones of its kind held.
+
+    Lengths are rounded up, at most by a quarter, so that few of them occur: each needs a recording of its own
+    (``replay``).
 
     Args:
         most: what the kernels can number.
@@ -96,7 +103,9 @@ class Capacity:
         self._needed: dict[torch.device, int] = {}
 
     def __call__(self, device: torch.device) -> int:
-        return min(max(self.SMALLEST, int(1.25 * self._needed.get(device, 0))), self.most)
+        room = max(self.SMALLEST, int(1.25 * self._needed.get(device, 0)))
+        unit = 1 << max(room.bit_length() - 3, 0)
+        return min(-(-room // unit) * unit, self.most)
 
     def learn(self, device: torch.device, needed: int) -> None:
         """Remembers a count. Forgets a large one slowly, so that views of very different cost may alternate.
@@ -109,4 +118,4 @@ class Capacity:
                 f"A round has {needed:,} {self._what}; the kernels can number {self.most:,}. Show fewer views at once "
                 "(--pipeline.datamanager.views-per-round) or smaller ones (--downscale-factor of the data parser)."
             )
-        self._needed[device] = max(needed, int(0.99 * self._needed.get(device, 0)))
+        self._needed[device] = max(needed, int(0.999 * self._needed.get(device, 0)))
