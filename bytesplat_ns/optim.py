@@ -1,4 +1,4 @@
-"""Adam over the Gaussians of a store, fed with gradient rows."""
+"""Adam over the Gaussians of a store, fed with gradient rows; and torch's, for parameters that Gaussians share."""
 
 from __future__ import annotations
 
@@ -113,3 +113,21 @@ class GaussianAdam:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.age = state["steps"], state["age"]
+
+
+def step_on_round(
+    optimizer: torch.optim.Adam, rate: float, betas: tuple[float, float], eps: float, views: int
+) -> None:
+    """A step of torch's Adam on a round of ``views`` views, whose constants are given.
+
+    As with ``GaussianAdam.age``, bias correction needs the product of all betas, however many views the rounds had.
+    Torch raises the betas of this step to the power of ``state["step"]``: that counts views, and steps of this round's
+    size while torch looks at it.
+    """
+    for group in optimizer.param_groups:
+        group["lr"], group["betas"], group["eps"] = rate, betas, eps
+    for state in optimizer.state.values():
+        state["step"].div_(views)
+    optimizer.step()
+    for state in optimizer.state.values():  # those too that are new
+        state["step"].mul_(views).round_()

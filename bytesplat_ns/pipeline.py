@@ -22,7 +22,7 @@ from bytesplat_ns.export import stock
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
-from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.optim import GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import partition, ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
@@ -221,9 +221,7 @@ class ByteSplatPipeline(VanillaPipeline):
             self._share_rows(grids, own)
             (scale.views * 10 * total_variation_loss(grids)).backward()
         for name, optimizer in self.shared_optimizers.optimizers.items():
-            for group in optimizer.param_groups:
-                group["lr"], group["betas"], group["eps"] = rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON)
-            optimizer.step()
+            step_on_round(optimizer, rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON), scale.views)
             optimizer.zero_grad(set_to_none=True)
 
     def _share_rows(self, parameter: Tensor, own: list[int]) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH, Cameras, Gaussians, Records, RenderSettings
-from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.optim import GaussianAdam, step_on_round
 
 RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
 
@@ -102,3 +102,27 @@ def test_bias_correction_follows_rounds_of_unequal_size(make_store):
         moved = before - store.parameters["means"].detach()
         torch.testing.assert_close(moved, torch.full_like(moved, RATES["means"]), rtol=1e-4, atol=1e-6)
     assert (optimizer.steps, optimizer.age) == (5, 20)
+
+
+def test_shared_parameters_follow_rounds_of_unequal_size(tmp_path):
+    """Torch's Adam moves as Gaussians do, through a checkpoint too; with one view a round it is left as it is."""
+    parameter, plain = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    optimizer, reference = torch.optim.Adam([parameter]), torch.optim.Adam([plain], lr=0.01, eps=1e-15)
+    for number, views in enumerate((4, 4, 1, 3, 8)):
+        if number == 3:
+            torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+            optimizer = torch.optim.Adam([parameter])
+            optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        before = parameter.detach().clone()
+        parameter.grad = torch.full_like(parameter, 0.3)
+        step_on_round(optimizer, 0.01, (0.9**views, 0.999**views), 1e-15, views)
+        torch.testing.assert_close(before - parameter.detach(), torch.full_like(before, 0.01), rtol=1e-4, atol=1e-6)
+    assert optimizer.state[parameter]["step"] == 20, "views"
+
+    single = torch.nn.Parameter(torch.ones(5))
+    one_by_one = torch.optim.Adam([single])
+    for number in range(4):
+        single.grad = plain.grad = torch.full_like(plain, 0.1 * number - 0.2)
+        step_on_round(one_by_one, 0.01, (0.9, 0.999), 1e-15, 1)
+        reference.step()
+        assert torch.equal(single, plain)
