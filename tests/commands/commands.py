@@ -46,14 +46,16 @@ class Run:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # one may be under way
 
 
-def arguments(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat") -> list[str]:
-    """Arguments of ``ns-train`` for a run on the CPU that leaves ``Run(output / "scene" / method / "run")``."""
+def arguments(
+    data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat", device: str = "cpu"
+) -> list[str]:
+    """Arguments of ``ns-train`` for a run that leaves ``Run(output / "scene" / method / "run")``."""
     fixed = {
         "--data": data,
         "--output-dir": output,
         "--experiment-name": "scene",
         "--timestamp": "run",
-        "--machine.device-type": "cpu",
+        "--machine.device-type": device,
         "--max-num-iterations": steps,
         "--logging.steps-per-log": 1,
         "--pipeline.model.max-gaussians": 3000,  # twice the points of the capture
@@ -64,13 +66,15 @@ def arguments(data: Path, output: Path, *options: str, steps: int, method: str =
     return [method, *words, *vis, *options, "nerfstudio-data", *split]
 
 
-def train(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat") -> Run:
+def train(
+    data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat", device: str = "cpu"
+) -> Run:
     """``ns-train`` in this process, through its own parser."""
     from nerfstudio.scripts import train
     from nerfstudio.utils import writer
 
     try:
-        train.main(parse(*arguments(data, output, *options, steps=steps, method=method)))
+        train.main(parse(*arguments(data, output, *options, steps=steps, method=method, device=device)))
     finally:  # nerfstudio expects one run a process
         for state in (writer.EVENT_WRITERS, writer.EVENT_STORAGE, writer.GLOBAL_BUFFER):
             state.clear()

@@ -1,8 +1,12 @@
-"""Pictures as arrays, and how close two of them are."""
+"""Pictures as arrays, how close two of them are, and captures whose photos are changed."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,3 +19,21 @@ def decibels(a: np.ndarray, b: np.ndarray) -> float:
 
 def read(path: Path) -> np.ndarray:
     return np.asarray(Image.open(path).convert("RGB"))
+
+
+def variant(capture: Path, output: Path, change: Callable[[dict[str, Any], np.ndarray], np.ndarray]) -> Path:
+    """A copy of the capture whose frames and photos (uint8 [H, W, 3]) went through ``change``."""
+    shutil.copytree(capture, output)
+    transforms = json.loads((output / "transforms.json").read_text())
+    for frame in transforms["frames"]:
+        path = output / frame["file_path"]
+        Image.fromarray(change(frame, np.asarray(Image.open(path)))).save(path)
+    (output / "transforms.json").write_text(json.dumps(transforms))
+    return output
+
+
+def paint(photo: np.ndarray) -> np.ndarray:
+    """The photo with a magenta left third."""
+    painted = photo.copy()
+    painted[:, : photo.shape[1] // 3, :3] = 255, 0, 255
+    return painted

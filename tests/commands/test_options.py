@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from commands import Run, arguments, parse, train
+from pictures import paint, variant
 from PIL import Image
 
 STEPS = 12
@@ -197,24 +194,6 @@ def test_color_corrected_metrics(capture, tmp_path):
 
 
 # Photos of which a part does not count ------------------------------------------------------------------------------
-
-
-def variant(capture: Path, output: Path, change: Callable[[dict[str, Any], np.ndarray], np.ndarray]) -> Path:
-    """A copy of the capture whose frames and photos (uint8 [H, W, 3]) went through ``change``."""
-    shutil.copytree(capture, output)
-    transforms = json.loads((output / "transforms.json").read_text())
-    for frame in transforms["frames"]:
-        path = output / frame["file_path"]
-        Image.fromarray(change(frame, np.asarray(Image.open(path)))).save(path)
-    (output / "transforms.json").write_text(json.dumps(transforms))
-    return output
-
-
-def paint(photo: np.ndarray) -> np.ndarray:
-    """The photo with a magenta left third."""
-    painted = photo.copy()
-    painted[:, : photo.shape[1] // 3, :3] = 255, 0, 255
-    return painted
 
 
 def test_masked_pixels_do_not_matter(capture, tmp_path):
