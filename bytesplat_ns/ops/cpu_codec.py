@@ -24,9 +24,11 @@ class _Codec(Structure):
 def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
     """Leaves out the rows that are zero in all columns that travel; see ``reference.encode_rows``."""
     check("rows", rows, torch.float32, sum(parts), rows.shape[-1])
-    encoded = EncodedRows(torch.empty(sum(mask_words(parts)), dtype=torch.int32), torch.empty(len(rows), len(columns)))
-    call("encode_rows", _codec(parts, columns, rows.shape[1]), rows, encoded.mask, encoded.rows)
-    return encoded
+    mask = torch.empty(sum(mask_words(parts)), dtype=torch.int32)
+    left = torch.empty(len(rows), len(columns))
+    counts = torch.empty(len(parts), dtype=torch.int64)
+    call("encode_rows", _codec(parts, columns, rows.shape[1]), rows, mask, left, counts)
+    return EncodedRows(mask, left[: int(counts.sum())], counts)
 
 
 def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:

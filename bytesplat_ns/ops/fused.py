@@ -25,6 +25,10 @@ T = TypeVar("T")
 Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
 """What to minimise: from an image to the views' losses [V] and their gradient. It may be asked more than once."""
 
+Announce = Callable[[Tensor], tuple[list[int], list[int]]]
+"""Tells each rank how many records come [ranks], and returns these numbers and those of the records that will come from
+each rank. A rank whose buffers were too short says so with negative numbers, and all are asked once more."""
+
 
 class Runner(Protocol):
     """Runs a round's stages; see ``cuda.replay.Replay`` for the arguments."""
@@ -53,7 +57,15 @@ def differentiate(gaussians: Gaussians, cameras: Cameras, settings: RenderSettin
         from bytesplat_ns.ops.cuda import ahead
 
         return ahead.differentiate(gaussians, cameras, settings, loss)
-    records = ops.project(gaussians, cameras, settings)
+    return differentiate_records(ops.project(gaussians, cameras, settings), cameras, settings, loss)
+
+
+def differentiate_records(records: Records, cameras: Cameras, settings: RenderSettings, loss: Loss) -> Differentiated:
+    """The same from records on, which may come from several ranks: rows are those of ``records``, in their order."""
+    if records.table.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import ahead
+
+        return ahead.differentiate_records(records, cameras, settings, loss)
     tiles = ops.bin(records, cameras)
     image = ops.rasterize(records, tiles, cameras, settings)
     losses, d_image = loss(image)
@@ -68,6 +80,29 @@ def place_adam(step: AdamStep, device: torch.device, before: AdamStep | None) ->
     from bytesplat_ns.ops.cuda import optimizer
 
     return optimizer.place(step, device, None if before is None else before.table)
+
+
+def project_for_owners(
+    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, firsts: Sequence[int], announce: Announce
+) -> tuple[Records, list[int], list[int]]:
+    """``project``, for views that several ranks own, in the order of their owners.
+
+    On CUDA the device's count of the records goes straight to the other ranks, so that the host waits once.
+
+    Args:
+        firsts: [ranks + 1] the first view of each rank, and V.
+
+    Returns:
+        records; how many of them are for each rank; how many each rank has for this one.
+    """
+    if gaussians.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import ahead
+
+        ops.require_addressable(gaussians, cameras)
+        return ahead.project_for_owners(gaussians, cameras, settings, firsts, announce)
+    records = ops.project(gaussians, cameras, settings)
+    starts = torch.searchsorted(records.view, torch.tensor(firsts, dtype=torch.int32))
+    return records, *announce(starts.diff())
 
 
 def project_backward_adam(

@@ -13,7 +13,7 @@ are mirrored in ``csrc/common/layout.h``; ``tests/ops/test_layout.py`` compares 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -139,6 +139,10 @@ class Records:
         """M, where the host knows it; in the middle of a step on a GPU only the device does: [] int64."""
         return len(self)
 
+    def first(self, count: int) -> Records:
+        """The first so many of them."""
+        return replace(self, **{field.name: getattr(self, field.name)[:count] for field in fields(Records)})
+
 
 @dataclass
 class TileLists:
@@ -211,17 +215,18 @@ class Observations:
 class EncodedRows:
     """Gradient rows on their way to the ranks that own the Gaussians, without the rows that are bitwise zero.
 
-    Rows come in parts, one for each rank. A part of n rows has 1 + ceil(n / 32) words of the mask: how many of its rows
-    are left, then one bit for each row, lowest first, set where the row is left.
+    Rows come in parts, one for each rank. A part of n rows has ceil(n / 32) words of the mask: one bit for each row,
+    lowest first, set where the row is left.
     """
 
-    mask: Tensor  # [mask_words(parts) in all] int32
+    mask: Tensor  # [sum of mask_words(parts)] int32
     rows: Tensor  # [rows left, or more; C] float32, those of all parts one after another, C of the columns
+    counts: Tensor  # [parts] int64, rows left of each part
 
 
 def mask_words(parts: Sequence[int]) -> list[int]:
     """Words of the mask of each part of ``EncodedRows``, from the number of its rows."""
-    return [1 + -(-rows // 32) for rows in parts]
+    return [-(-rows // 32) for rows in parts]
 
 
 @dataclass

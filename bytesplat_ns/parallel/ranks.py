@@ -84,7 +84,7 @@ class Ranks:
         """The rows [n, ...] of each rank."""
         if self.size == 1:
             return [rows]
-        counts = self._header([len(rows)] * self.size, kind)
+        _, counts = self._header([len(rows)] * self.size, kind)
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
         return [part[:count] for part, count in zip(self._all_gather(padded, kind), counts, strict=True)]
@@ -108,14 +108,36 @@ class Ranks:
         assert len(parts) == self.size, "one part for each rank"
         if self.size == 1:
             return list(parts)
-        counts = [len(part) for part in parts]
-        incoming = self._header(counts, kind)
-        received = parts[0].new_empty(sum(incoming), *parts[0].shape[1:])
+        outgoing, incoming = self._header([len(part) for part in parts], kind)
+        return list(self.exchange_rows(torch.cat(list(parts)), outgoing, incoming, kind).split(incoming))
+
+    def announce_rows(self, counts: Tensor, kind: str) -> tuple[list[int], list[int]]:
+        """The header of one ``exchange_rows``, or several, which must follow at once.
+
+        On a GPU it is here that the host waits, for numbers that only the device knew.
+
+        Args:
+            counts: [ranks] int64 on ``device``, rows for each rank.
+
+        Returns:
+            the counts, and how many rows each rank has for this one.
+        """
+        return self._header(counts, kind)
+
+    def exchange_rows(self, rows: Tensor, outgoing: Sequence[int], incoming: Sequence[int], kind: str) -> Tensor:
+        """Sends each rank its part of the rows [n, ...] and returns what came [m, ...], both in the order of ranks.
+
+        Args:
+            outgoing: rows for each rank, n in all.
+            incoming: rows that each rank has for this one, m in all.
+        """
+        self._within = True
+        received = rows.new_empty(sum(incoming), *rows.shape[1:])
         with self._talking("transferred"):
-            dist.all_to_all_single(received, torch.cat(list(parts)), incoming, counts)
+            dist.all_to_all_single(received, rows.contiguous(), list(incoming), list(outgoing))
         self._within = False
-        self.sent[kind] += sum(part.nbytes for part in parts) - parts[self.rank].nbytes
-        return list(received.split(incoming))
+        self.sent[kind] += rows.nbytes - rows[: outgoing[self.rank]].nbytes
+        return received
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """What rank ``source`` has as ``value``: any object that pickle can carry."""
@@ -169,27 +191,28 @@ class Ranks:
 
     # How it is done ----------------------------------------------------------------------------------------------
 
-    def _header(self, counts: Sequence[int], kind: str) -> list[int]:
-        """Tells each rank how many rows it will get; how many each rank will send to this one.
+    def _header(self, counts: Sequence[int] | Tensor, kind: str) -> tuple[list[int], list[int]]:
+        """Tells each rank how many rows it will get; these numbers, and how many each rank will send to this one.
 
         Raises:
             RankLeft: a rank cannot go on.
         """
         with self._talking("waited"):
-            incoming = self._exchange_headers(counts, self._word)
+            outgoing, incoming = self._exchange_headers(counts, self._word)
         self.sent[kind] += HEADER_BYTES * (self.size - 1)
         words = [word for _, word in incoming]
         if _LEAVES in words:
             raise RankLeft(words.index(_LEAVES))
         self.heard = max(self.heard, *words)
         self._within = True
-        return [count for count, _ in incoming]
+        return [count for count, _ in outgoing], [count for count, _ in incoming]
 
-    def _exchange_headers(self, counts: Sequence[int], word: int) -> list[list[int]]:
-        outgoing = torch.tensor([[count, word] for count in counts], device=self.device)
+    def _exchange_headers(self, counts: Sequence[int] | Tensor, word: int) -> list[list[list[int]]]:
+        counts = torch.as_tensor(counts, device=self.device)
+        outgoing = torch.stack([counts, torch.full_like(counts, word)], 1)
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)
-        return incoming.tolist()
+        return torch.stack([outgoing, incoming]).tolist()
 
     def _all_gather(self, tensor: Tensor, kind: str) -> list[Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]

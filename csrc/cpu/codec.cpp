@@ -37,7 +37,6 @@ std::vector<Chunk> chunks_of(const Codec& codec) {
     int64_t row = 0, word = 0;
     for (int64_t part = 0; part < codec.part_count; ++part) {
         const int64_t last = row + codec.parts[part];
-        ++word;  // the part's count
         for (; row < last; row = chunks.back().last, word += chunks.back().words())
             chunks.push_back({part, row, std::min(row + CHUNK, last), word});
     }
@@ -72,9 +71,9 @@ bool is_zero(const Codec& codec, const float* row) {
 
 using namespace bytesplat;
 
-// rows [M, width] to mask and to the first rows of left [M, column_count].
-extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask,
-                                         float* left) try {
+// rows [M, width] to mask, to the first rows of left [M, column_count] and to counts [part_count].
+extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask, float* left,
+                                         int64_t* counts) try {
     std::vector<Chunk> chunks = chunks_of(*codec);
     parallel_for(threads, chunks.size(), 1, [&](int64_t i) {
         Chunk& chunk = chunks[i];
@@ -86,12 +85,8 @@ extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const 
             ++chunk.left;
         }
     });
-    std::vector<uint32_t> counts(codec->part_count);
-    for (const Chunk& chunk : chunks) counts[chunk.part] += uint32_t(chunk.left);
-    for (int64_t part = 0, word = 0; part < codec->part_count; ++part) {
-        mask[word] = counts[part];
-        word += 1 + (codec->parts[part] + WORD - 1) / WORD;
-    }
+    std::fill_n(counts, codec->part_count, 0);
+    for (const Chunk& chunk : chunks) counts[chunk.part] += chunk.left;
     copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
         float* to = left + codec->column_count * place;
         visit_left(chunk, mask, [&](int64_t row) {

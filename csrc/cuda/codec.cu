@@ -21,26 +21,26 @@ constexpr int WIDTH = columns_below(32);  // of a row that travels
 
 // The rows of a block, and where the mask has them.
 struct Place {
-    long long first;   // row
-    int rows;          // of the part from there on
-    long long header;  // the word that counts the part's rows
-    long long word;    // of the first row
+    int part;
+    long long first;  // row
+    int rows;         // of the part from there on, at most a block's
+    long long word;  // of the first row
 };
 
 __device__ inline Place place_of(unsigned block, const long long* parts) {
     Place place = {0, 0, 0, 0};
     long long before = 0;  // blocks
-    for (;; ++parts) {
-        const long long blocks = (*parts + THREADS - 1) / THREADS;
+    for (;; ++place.part) {
+        const long long rows = parts[place.part], blocks = (rows + THREADS - 1) / THREADS;
         if (block < before + blocks) break;
         before += blocks;
-        place.first += *parts;
-        place.header += 1 + (*parts + WARP - 1) / WARP;
+        place.first += rows;
+        place.word += (rows + WARP - 1) / WARP;
     }
     const long long within = (block - before) * THREADS;
     place.first += within;
-    place.rows = static_cast<int>(smaller(*parts - within, static_cast<long long>(THREADS)));
-    place.word = place.header + 1 + within / WARP;
+    place.rows = static_cast<int>(smaller(parts[place.part] - within, static_cast<long long>(THREADS)));
+    place.word += within / WARP;
     return place;
 }
 
@@ -74,8 +74,9 @@ __device__ inline long long rows_before(unsigned long long* lookback, unsigned b
 extern "C" __global__ void __launch_bounds__(THREADS)
 encode_rows(const float* __restrict__ rows,       // [M, STRIDE]
             const long long* __restrict__ parts,  // rows of each part
-            int* __restrict__ mask,               // zero
+            int* __restrict__ mask,               // a word for each 32 rows of a part
             float* __restrict__ left,             // [M, WIDTH], of which the first rows are filled
+            unsigned long long* counts,           // [parts] zero
             unsigned* counter,                    // [1] zero
             unsigned long long* lookback) {       // [blocks] zero
     __shared__ float stage[THREADS * WIDTH];
@@ -98,7 +99,7 @@ encode_rows(const float* __restrict__ rows,       // [M, STRIDE]
     int total;
     const int rank = rank_in_block(word, total);
     if (threadIdx.x % WARP == 0 && row < place.rows) mask[place.word + warp] = static_cast<int>(word);
-    if (threadIdx.x == 0 && total > 0) atomicAdd(mask + place.header, total);
+    if (threadIdx.x == 0 && total > 0) atomicAdd(counts + place.part, static_cast<unsigned long long>(total));
 
     // Phase 2: they go one after another.
     if (bits != 0) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from backends import Backend, _moved
 from cases import SCENES
 from oracle import cast, truth
 
-from bytesplat_ns.ops.cuda import ahead, optimizer, projection
+from bytesplat_ns.ops import wire
+from bytesplat_ns.ops.cuda import ahead, buffers, optimizer, projection
 from bytesplat_ns.ops.layout import (
     DEPTH,
     IMPORTANCE,
@@ -101,6 +103,54 @@ def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: 
     assert torch.equal(result.losses, losses)
     # The rows' sums are formed in another order.
     torch.testing.assert_close(result.rows, rows, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["views_of_different_sizes", "equal_depths", "no_gaussians"])
+def test_stages_of_several_ranks(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are projected apart, for the owners of the views; these make of the records what one device makes."""
+    scene = SCENES[name]
+    gaussians, cameras = (_moved(value, backend.device) for value in (scene.gaussians, scene.cameras))
+    firsts = [0, 1, len(cameras)]
+    owned = [replace(cameras, **{n: getattr(cameras, n)[a:b] for n in ("viewmats", "intrinsics", "sizes")})
+             for a, b in pairwise(firsts)]  # fmt: skip
+
+    def loss(image: Image) -> tuple[torch.Tensor, ImageGradients]:
+        return image.depth.sum((1, 2)), ImageGradients(image.rgb + 1, None, image.transmittance)
+
+    asked = []
+
+    def announce(counts: torch.Tensor) -> tuple[list[int], list[int]]:
+        asked.append(counts.tolist())
+        # Another rank's buffers were too short in the first attempt, if this one's were not.
+        return asked[-1], [-1, 0] if len(asked) == 1 else [0, 0]
+
+    for capacity in (ahead.record_capacity, ahead.pair_capacity):
+        monkeypatch.setattr(capacity, "_needed", {})
+        monkeypatch.setattr(capacity, "SMALLEST", 7)
+    inboxes: list[list[torch.Tensor]] = [[] for _ in owned]
+    for rank in range(3):
+        shard = replace(gaussians, **{n: t[rank::3].contiguous() for n, t in vars(gaussians).items()})
+        asked.clear()
+        records, outgoing, _ = ahead.project_for_owners(shard, cameras, scene.settings, firsts, announce)
+        assert len(asked) == 2 and len(records) == sum(outgoing)
+        assert asked[0] == asked[1] or asked[0][0] == -len(records)
+        for inbox, part in zip(inboxes, wire.pack(records).split(outgoing), strict=True):
+            inbox.append(part)
+
+    expected = ahead.differentiate(gaussians, cameras, scene.settings, loss, exact=True)
+    for first, views, inbox in zip(firsts, owned, inboxes, strict=False):
+        rows = torch.cat(inbox)
+        unpacked = wire.unpack(rows, first)
+        records = buffers.received(rows[:, :RECORD_WIDTH], unpacked.view, unpacked.ids)
+        there = ahead.differentiate_records(records, views, scene.settings, loss, exact=True)
+        here = slice(first, first + len(views))
+        assert torch.equal(there.image.rgb, expected.image.rgb[here])
+        assert torch.equal(there.losses, expected.losses[here])
+        for view in range(len(views)):
+            mine, theirs = records.view == view, expected.records.view == first + view
+            by_id, in_one = records.ids[mine].argsort(), expected.records.ids[theirs].argsort()
+            assert torch.equal(records.table[mine][by_id], expected.records.table[theirs][in_one])
+            torch.testing.assert_close(there.rows[mine][by_id], expected.rows[theirs][in_one], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["odd_size", "saturated_drop", "depth_interval"])

@@ -8,17 +8,18 @@ not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, ImageGradients, RenderSettings
+from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, ImageGradients, Records, RenderSettings
 
 from .binning import bin_ahead, pair_capacity
-from .buffers import HALTED, PAIRS, RECORDS
+from .buffers import HALTED, PAIRS, RECORDS, DeviceRecords, on_device
 from .counts import Counts
-from .projection import project_ahead, record_capacity
+from .projection import THREADS, find_starts, project_ahead, record_capacity
 from .raster import rasterize, rasterize_backward
 
 Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
@@ -41,18 +42,69 @@ def differentiate(
     while True:
         records_fit = min(len(cameras) * len(gaussians), record_capacity(device))
         records = project_ahead(gaussians, cameras, settings, records_fit)
-        tiles = bin_ahead(records, cameras, pair_capacity(device))
-        counts = Counts.of_step(device)
-        counts.fetch(records.state)
-        image = rasterize(records, tiles, cameras, settings)
-        losses, gradients = loss(image)
-        rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
+        result, counts = _from_records(records, cameras, settings, loss, exact)
         if counts.recorded:
-            return Differentiated(records, tiles, image, losses, rows)
+            return result
         state = counts.read()
         if fitted(state, device):
-            tiles.records = tiles.records[: state[PAIRS]]
-            return Differentiated(records.first(state[RECORDS]), tiles, image, losses, rows[: state[RECORDS]])
+            return _trimmed(result, state)
+
+
+def differentiate_records(
+    records: Records, cameras: Cameras, settings: RenderSettings, loss: Loss, *, exact: bool = False
+) -> Differentiated:
+    """The same from ``bin`` on, for records whose number is known. Arguments as in ``differentiate``."""
+    records = on_device(records)
+    while True:
+        result, counts = _from_records(records, cameras, settings, loss, exact)
+        state = counts.read()
+        pair_capacity.learn(records.table.device, state[PAIRS])
+        if not state[HALTED]:
+            return _trimmed(result, state)
+        records.state[HALTED] = 0
+
+
+def _from_records(
+    records: DeviceRecords, cameras: Cameras, settings: RenderSettings, loss: Loss, exact: bool
+) -> tuple[Differentiated, Counts]:
+    """What follows ``project``, in buffers as long as they are, and the counts that are on their way."""
+    device = records.table.device
+    tiles = bin_ahead(records, cameras, pair_capacity(device))
+    counts = Counts.of_step(device)
+    counts.fetch(records.state)
+    image = rasterize(records, tiles, cameras, settings)
+    losses, gradients = loss(image)
+    rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
+    return Differentiated(records, tiles, image, losses, rows), counts
+
+
+def _trimmed(result: Differentiated, state: list[int]) -> Differentiated:
+    """The result with records, pairs and rows as many as there are."""
+    tiles = replace(result.tiles, records=result.tiles.records[: state[PAIRS]])
+    records, rows = result.records.first(state[RECORDS]), result.rows[: state[RECORDS]]
+    return replace(result, records=records, tiles=tiles, rows=rows)
+
+
+def project_for_owners(
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    firsts: Sequence[int],
+    announce: Callable[[Tensor], tuple[list[int], list[int]]],
+) -> tuple[DeviceRecords, list[int], list[int]]:
+    """``project`` for the ranks that own the views; see ``ops.fused.project_for_owners``."""
+    device, views = gaussians.device, torch.tensor(firsts)
+    while True:
+        records_fit = min(len(cameras) * len(gaussians), record_capacity(device))
+        records = project_ahead(gaussians, cameras, settings, records_fit)
+        blocks_per_view = max(1, -(-len(gaussians) // THREADS))
+        starts = find_starts(records, blocks_per_view, len(cameras))[::blocks_per_view]
+        counts = starts[views.to(device, non_blocking=True)].diff()
+        halted, needed = records.state[HALTED] > 0, records.state[RECORDS]
+        outgoing, incoming = announce(torch.where(halted, -needed, counts))
+        record_capacity.learn(device, -outgoing[0] if outgoing[0] < 0 else sum(outgoing))
+        if min(*outgoing, *incoming) >= 0:
+            return records.first(sum(outgoing)), outgoing, incoming
 
 
 def capacities(device: torch.device) -> tuple[int, int]:

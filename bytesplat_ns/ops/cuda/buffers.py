@@ -36,11 +36,6 @@ class DeviceRecords(Records):
     def number(self) -> Tensor:
         return self.state[RECORDS]
 
-    def first(self, count: int) -> DeviceRecords:
-        """The records proper, once their number is known to the host."""
-        rows = {field.name: getattr(self, field.name)[:count] for field in fields(Records)}
-        return DeviceRecords(**rows, state=self.state, ascending=self.ascending)
-
 
 @dataclass
 class DeviceImage(Image):
@@ -70,6 +65,15 @@ def upload(values: Sequence[float], memory: Tensor) -> None:
     The copy is made from pinned memory, which torch gives to no one else before the copy is done.
     """
     memory.copy_(torch.tensor(values, dtype=memory.dtype, pin_memory=memory.is_cuda), non_blocking=True)
+
+
+def received(table: Tensor, view: Tensor, ids: Tensor) -> DeviceRecords:
+    """Records that have come from other ranks, part after part."""
+    device = table.device
+    state = torch.zeros(3, dtype=torch.int64, device=device)
+    state[RECORDS] = len(table)
+    none = torch.empty(0, device=device)
+    return DeviceRecords(table, none.int(), view, none, ids, state, ascending=False)
 
 
 def ids_ascend(ids: Tensor) -> bool:

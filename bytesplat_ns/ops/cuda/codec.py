@@ -23,20 +23,20 @@ def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> E
     if rows.stride() != (stride, 1) or rows.data_ptr() % 16:
         rows = torch.nn.functional.pad(rows, (0, stride - rows.shape[1]))
     device = rows.device
-    mask = torch.zeros(sum(mask_words(parts)), dtype=torch.int32, device=device)
+    mask = torch.empty(sum(mask_words(parts)), dtype=torch.int32, device=device)
     left = torch.empty(len(rows), len(columns), device=device)
-    blocks, scratch = _blocks(parts, device)
+    counts = torch.zeros(len(parts), dtype=torch.int64, device=device)
+    blocks, counter, lookback = _blocks(parts, device)
     kernel = CODEC.kernel("encode_rows", **codec_constants(columns, stride))
-    kernel(blocks, THREADS, rows, _upload(parts, device), mask, left, scratch[:1].view(torch.int32), scratch[1:])
-    return EncodedRows(mask, left)
+    kernel(blocks, THREADS, rows, _upload(parts, device), mask, left, counts, counter, lookback)
+    return EncodedRows(mask, left, counts)
 
 
 def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:
     """The rows from which ``encoded`` came; see ``ops.reference.decode_rows``."""
     stride, device = row_stride(width), encoded.mask.device
     rows = torch.empty(sum(parts), stride, device=device)
-    blocks, scratch = _blocks(parts, device)
-    counter, lookback = scratch[:1].view(torch.int32), scratch[1:]
+    blocks, counter, lookback = _blocks(parts, device)
     kernel = CODEC.kernel("decode_rows", **codec_constants(columns, stride))
     kernel(blocks, THREADS, encoded.mask, encoded.rows, _upload(parts, device), rows, counter, lookback)
     return rows[:, :width]
@@ -52,10 +52,11 @@ def row_stride(width: int) -> int:
     return -(-width // 4) * 4
 
 
-def _blocks(parts: Sequence[int], device: torch.device) -> tuple[int, Tensor]:
-    """Number of blocks, and what they find zeroed: a counter, and a word each."""
+def _blocks(parts: Sequence[int], device: torch.device) -> tuple[int, Tensor, Tensor]:
+    """Number of blocks, and what they find zeroed: their counter, and a word each to look back at."""
     blocks = sum(-(-rows // THREADS) for rows in parts)
-    return blocks, torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+    scratch = torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+    return blocks, scratch[:1].view(torch.int32), scratch[1:]
 
 
 def _upload(parts: Sequence[int], device: torch.device) -> Tensor:

@@ -142,9 +142,8 @@ def _project_backward(
     records, stored = on_device(records), gaussians.features_rest.shape[1]
     if rows.stride(1) != 1 or rows.stride(0) % 4:
         rows = torch.nn.functional.pad(rows[:, :RECORD_WIDTH], (0, RECORD_STRIDE - RECORD_WIDTH))
-    device, views = gaussians.device, len(cameras)
-    blocks_per_view = -(-len(gaussians) // THREADS)
-    starts = torch.empty(views * blocks_per_view + 1, dtype=torch.int64, device=device)
+    views, blocks_per_view = len(cameras), -(-len(gaussians) // THREADS)
+    starts = find_starts(records, blocks_per_view, views)
     switches = {
         "SH_DEGREE": used_degree(settings.sh_degree, stored),
         "SH_STORED": stored,
@@ -153,16 +152,6 @@ def _project_backward(
         "POSES": poses is not None,
         "FUSED": adam is not None,
     }
-    STARTS.kernel("find_starts")(
-        len(records) // THREADS + 1,
-        THREADS,
-        records.gaussian,
-        records.view,
-        blocks_per_view,
-        views,
-        starts,
-        records.state,
-    )
     BACKWARD.kernel("project_backward", **switches)(
         blocks_per_view,
         THREADS,
@@ -183,6 +172,22 @@ def _project_backward(
         poses,
         records.state,
     )
+
+
+def find_starts(records: DeviceRecords, blocks_per_view: int, views: int) -> Tensor:
+    """[views * blocks_per_view + 1] int64: the first record of each view and block of Gaussians, or of a later one."""
+    starts = torch.zeros(views * blocks_per_view + 1, dtype=torch.int64, device=records.table.device)
+    STARTS.kernel("find_starts")(
+        len(records) // THREADS + 1,
+        THREADS,
+        records.gaussian,
+        records.view,
+        blocks_per_view,
+        views,
+        starts,
+        records.state,
+    )
+    return starts
 
 
 def parameters_of(gaussians: Gaussians) -> dict[str, Tensor]:

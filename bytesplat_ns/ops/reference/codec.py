@@ -25,28 +25,28 @@ def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> E
     """
     travelling = rows[:, list(columns)].contiguous()
     left = (travelling.view(torch.int32) != 0).any(1)
-    return EncodedRows(torch.cat([_mask(part) for part in left.split(list(parts))]), travelling[left])
+    lefts = left.split(list(parts))
+    mask = torch.cat([_words(part) for part in lefts])
+    return EncodedRows(mask, travelling[left], torch.stack([part.sum() for part in lefts]))
 
 
 @stage
 def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:
     """The rows [M, width] from which ``encoded`` came, part after part; zero in the columns that did not travel."""
     masks = encoded.mask.split(mask_words(parts))
-    left = torch.cat([_left(mask, part) for mask, part in zip(masks, parts, strict=True)])
+    left = torch.cat([_bits(mask)[:part] for mask, part in zip(masks, parts, strict=True)])
     rows = encoded.rows.new_zeros(sum(parts), width)
     (kept,) = left.nonzero(as_tuple=True)
     rows[kept[:, None], torch.tensor(columns, device=rows.device)] = encoded.rows[: len(kept)]
     return rows
 
 
-def _mask(left: Tensor) -> Tensor:
-    """Number of rows left, and a bit each, of a part of which the rows ``left`` [n] bool are."""
+def _words(left: Tensor) -> Tensor:
+    """A bit for each row [n] bool of a part."""
     bits = pad(left.long(), (0, -len(left) % WORD)).view(-1, WORD)
-    words = (bits << torch.arange(WORD, device=left.device)).sum(1)
-    return torch.cat([left.sum()[None], words]).int()  # a set highest bit makes it negative
+    return (bits << torch.arange(WORD, device=left.device)).sum(1).int()  # a set highest bit makes it negative
 
 
-def _left(mask: Tensor, rows: int) -> Tensor:
-    """Which rows [n] bool of a part are left."""
-    bits = mask[1:, None] >> torch.arange(WORD, device=mask.device) & 1
-    return bits.flatten()[:rows].bool()
+def _bits(words: Tensor) -> Tensor:
+    """The reverse, with the bits to spare of the last word."""
+    return (words[:, None] >> torch.arange(WORD, device=words.device) & 1).flatten().bool()

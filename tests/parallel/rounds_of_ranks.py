@@ -1,0 +1,134 @@
+"""A round of a random scene, on one rank or on several, and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bytesplat_ns import ops
+from bytesplat_ns.ops.layout import ABSGRAD, Cameras, Gaussians, Image, ImageGradients, RenderSettings
+from bytesplat_ns.parallel.exchange import Encoding, Exchange
+from bytesplat_ns.parallel.ranks import Ranks
+
+SIZES = ((61, 47), (40, 24), (17, 33), (64, 64), (30, 50))
+"""Width and height of the views."""
+
+STATISTICS = (ABSGRAD.start, ABSGRAD.start + 1)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    views: tuple[int, ...]  # how many each rank owns, beginning with rank 0; their sum is that of all views
+    gaussians: int = 700
+    shards: str = "modulo"  # or "first" (all on rank 0), "last"
+    looking: str = "at"  # the views: or "away" (no records), "first_away" (a view that no rank sees)
+    masked: bool = False  # all pixels: every gradient is zero
+
+
+def scene(case: Case, views: int) -> tuple[Gaussians, Cameras, Tensor, Tensor | None]:
+    """Gaussians with ascending ids, cameras around them, photos [V, H, W, 3] and perhaps a mask."""
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    count = case.gaussians
+    gaussians = Gaussians(
+        means=normal(count, 3) * 0.8,
+        quats=normal(count, 4),
+        scales=normal(count, 3) * 0.5 - 2.2,
+        opacities=normal(count, 1) * 1.5,
+        features_dc=normal(count, 3),
+        features_rest=normal(count, 15, 3) * 0.2,
+        ids=torch.arange(count) * 3 + 2**35,
+    )
+    gaussians.means[: count // 10] = gaussians.means[count // 2 : count // 2 + count // 10]  # equal depths
+    sizes = SIZES[:views]
+    viewmats = torch.eye(4).repeat(views, 1, 1)
+    for view in range(views):
+        angle = torch.tensor(0.9 * view)
+        viewmats[view, 0, [0, 2]] = torch.stack([angle.cos(), angle.sin()])
+        viewmats[view, 2, [0, 2]] = torch.stack([-angle.sin(), angle.cos()])
+        away = case.looking == "away" or (case.looking == "first_away" and view == 0)
+        viewmats[view, 2, 3] = -40.0 if away else 4.0
+    intrinsics = torch.tensor([[0.9 * w, 0.9 * w, w / 2, h / 2] for w, h in sizes])
+    width, height = (max(side) for side in zip(*sizes, strict=True))
+    cameras = Cameras(viewmats, intrinsics, torch.tensor(sizes, dtype=torch.int32), width, height)
+    target = torch.rand(views, height, width, 3, generator=generator)
+    mask = torch.zeros(views, height, width, dtype=torch.uint8) if case.masked else None
+    return gaussians, cameras, target, mask
+
+
+def part_of(cameras: Cameras, first: int, last: int) -> Cameras | None:
+    """Views ``first`` to ``last`` alone."""
+    if first == last:
+        return None
+    sizes = cameras.sizes[first:last]
+    width, height = sizes.amax(0).tolist()
+    return Cameras(cameras.viewmats[first:last], cameras.intrinsics[first:last], sizes, width, height)
+
+
+def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) -> dict[str, Any]:
+    """Losses, images, rows by (view, id), gradients by id; of what this rank has."""
+    views = sum(case.views)
+    gaussians, cameras, target, mask = scene(case, views)
+    owners = [rank for rank, count in enumerate(case.views) for _ in range(count)]
+    if ranks.size == 1:
+        owners = [0] * views
+    mine = {"modulo": gaussians.ids // 3 % ranks.size, "first": 0, "last": ranks.size - 1}[case.shards]
+    mine = (torch.zeros_like(gaussians.ids) + mine) == ranks.rank
+    shard = Gaussians(**{name: getattr(gaussians, name)[mine] for name in (*Gaussians.PARAMETERS, "ids")})
+    first = sum(owner < ranks.rank for owner in owners)
+    last = first + owners.count(ranks.rank)
+    own = part_of(cameras, first, last)
+    settings = RenderSettings(statistics=statistics)
+
+    def loss(image: Image) -> tuple[Tensor, ImageGradients]:
+        photo, kept = target[first:last, : own.height, : own.width], None
+        if mask is not None:
+            kept = mask[first:last, : own.height, : own.width].contiguous()
+        return ops.loss(image, photo.contiguous(), torch.full((last - first, 3), 0.3), own, mask=kept)
+
+    exchange = Exchange(ranks, encoding)
+    ranks.sent.clear()
+    columns = STATISTICS if statistics else ()
+    there = exchange.differentiate(shard, cameras, owners, own, settings, loss, columns)
+    gradients = ops.project_backward(shard, cameras, settings, there.records, there.rows)
+    poses = ranks.sum(gradients.viewmats)
+    rows = there.rows[:, : ABSGRAD.stop]
+    return {
+        "losses": there.losses,
+        "images": [
+            (there.image.rgb[v, :h, :w], there.image.transmittance[v, :h, :w])
+            for v, (w, h) in enumerate(cameras.sizes[first:last].tolist())
+        ],
+        "rows": (there.records.view, there.records.ids, rows),
+        "gradients": (shard.ids, gradients.parameters()),
+        "poses": poses,
+        "sent": dict(ranks.sent),
+        "traffic": replace(exchange.traffic),
+    }
+
+
+def collect(results: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """What the ranks have together, in the order in which one rank has it."""
+    view, ids, rows = (torch.cat(part) for part in zip(*(result["rows"] for result in results), strict=True))
+    order = ids.argsort(stable=True)
+    order = order[view[order].argsort(stable=True)]
+    owned = torch.cat([result["gradients"][0] for result in results]).argsort()
+    together = {
+        name: torch.cat([result["gradients"][1][name] for result in results])[owned] for name in Gaussians.PARAMETERS
+    }
+    images = [part.flatten() for result in results for image in result["images"] for part in image]
+    return together | {
+        "view": view[order],
+        "ids": ids[order],
+        "rows": rows[order],
+        "losses": torch.cat([result["losses"] for result in results]),
+        "images": torch.cat(images),
+    }
+

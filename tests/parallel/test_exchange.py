@@ -1,0 +1,65 @@
+"""Several ranks compute what one computes, to the last bit, and say less where rows are zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from group import Group
+from rounds_of_ranks import Case, collect, run_round
+
+from bytesplat_ns.ops import wire
+from bytesplat_ns.ops.layout import mask_words
+from bytesplat_ns.parallel.ranks import ALONE, HEADER_BYTES
+
+CASES = [
+    Case("two_ranks", views=(3, 2)),
+    Case("three_ranks", views=(1, 2, 1)),
+    Case("four_ranks", views=(1, 1, 2, 1)),
+    Case("ranks_without_views", views=(0, 2, 0, 3)),
+    Case("one_owner", views=(0, 0, 1)),
+    Case("empty_shards", views=(1, 1, 1), shards="last"),
+    Case("all_on_the_first", views=(0, 2, 1), shards="first"),
+    Case("unseen_view", views=(2, 1), looking="first_away"),
+    Case("no_records", views=(1, 2), looking="away"),
+    Case("no_gaussians", views=(1, 2), gaussians=0),
+    Case("fewer_gaussians_than_ranks", views=(1, 1, 1, 1), gaussians=2),
+    Case("all_rows_zero", views=(2, 1, 1), masked=True),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_round_of_several_ranks_is_that_of_one(group: Callable[[int], Group], case: Case) -> None:
+    together = group(len(case.views))
+    for statistics in (False, True):
+        expected = run_round(ALONE, case, "compact", statistics)
+        results = {e: together(run_round, case, e, statistics) for e in ("compact", "dense")}
+        again = together(run_round, case, "compact", statistics)
+        alone = collect([expected])
+        for ranks in (*results.values(), again):
+            for name, value in collect(ranks).items():
+                assert torch.equal(value, alone[name]), name
+            # Sums over Gaussians: another order of additions, the same on every rank and in every run.
+            for result in ranks:
+                assert torch.equal(result["poses"], again[0]["poses"])
+                torch.testing.assert_close(result["poses"], expected["poses"], rtol=1e-5, atol=1e-7)
+        check_traffic(results, 11 if statistics else 9)
+
+    assert case.gaussians == 0 or case.looking == "away" or len(alone["rows"])
+    assert alone["rows"].any() == bool(len(alone["rows"]) and not case.masked)
+
+
+def check_traffic(results: dict, columns: int) -> None:
+    """Bytes and rows are what was counted on the way."""
+    size = len(results["dense"])
+    for encoding, ranks in results.items():
+        traffic = [result["traffic"] for result in ranks]
+        rows = sum(len(result["rows"][0]) for result in ranks)
+        assert sum(t.rows for t in traffic) == rows
+        left = rows if encoding == "dense" else sum(int(result["rows"][2].any(1).sum()) for result in ranks)
+        assert sum(t.left for t in traffic) == left
+        for result in ranks:
+            assert result["sent"]["records"] % (4 * wire.WIDTH) == HEADER_BYTES * (size - 1) % (4 * wire.WIDTH)
+            assert (result["sent"]["rows"] - HEADER_BYTES * (size - 1)) % (4 * columns) == 0
+            assert result["sent"].get("masks", 0) <= 4 * sum(mask_words([rows] * size))
