@@ -65,6 +65,9 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     it). 30000 restores splatfacto's absolute steps."""
     sh_degree: Literal[0, 1, 2, 3] = 3  # type: ignore[assignment]
     """maximum degree of spherical harmonics to use"""
+    gradient_exchange: Literal["compact", "dense"] = "compact"
+    """with several ranks, gradients of what the views' owners render: those that are not zero, or all of them. Results
+    are the same to the last bit."""
     init_from: Path | None = None
     """start from these Gaussians: a checkpoint of bytesplat or splatfacto (.ckpt), a .ply or an .spz. With
     --max-num-iterations 0 they become a run as they are, for the viewer, ns-eval, ns-render and ns-export."""

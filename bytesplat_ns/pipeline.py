@@ -26,6 +26,7 @@ from bytesplat_ns.optim import GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import partition, ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
+from bytesplat_ns.parallel.exchange import Exchange
 from bytesplat_ns.parallel.ranks import ALONE, Ranks
 from bytesplat_ns.parallel.whole import shown
 from bytesplat_ns.run import checkpoint, evaluation
@@ -117,26 +118,36 @@ class ByteSplatPipeline(VanillaPipeline):
         model = self.model
         # 1. The next views, at the resolution of the moment.
         round = self.datamanager.next_round(model.images_seen, model.downscale())
+        own = round.owned_by(self.ranks.rank)
         poses_move = model.config.camera_optimizer.mode != "off"
-        batch = self._collate(round.views, model.camera_optimizer if poses_move else None)
-        background = model.training_backgrounds(len(batch))
+        cameras, viewmats = self._collate.cameras(round.views, model.camera_optimizer if poses_move else None)
+        batch = self._collate.batch(round.views, cameras, own)
+        background = model.training_backgrounds(len(cameras))[own]
         observing = self.strategy.observes(model.images_seen)
         settings = model.settings(statistics=observing)
 
         # 2. What the optimizer's step will be like: rates of the moment, for a round of this size.
-        scale = RoundScale(len(batch))
+        scale = RoundScale(len(cameras))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
-        self.optimizer.prepare(rates, len(batch), scale.betas(*BETAS), scale.epsilon(EPSILON))
-        needles = self._needles_due(model.images_seen, len(batch))
+        self.optimizer.prepare(rates, len(cameras), scale.betas(*BETAS), scale.epsilon(EPSILON))
+        needles = self._needles_due(model.images_seen, len(cameras))
+        one_rank = self.ranks.size == 1
 
         def stages(
             cameras: Cameras, target: Tensor, mask: Tensor | None, background: Tensor
         ) -> tuple[Tensor, Image, int | Tensor, Tensor | None]:
             # 3. Gaussians to records, records to tiles, tiles to an image without background; the loss of each view
-            #    and its gradient with respect to the image; and back to gradient rows, one a record.
-            here = replace(batch, cameras=cameras, target=target, mask=mask)
-            there = fused.differentiate(
-                model.gaussians(), cameras, settings, lambda image: self._loss(image, here, background)
+            #    and its gradient with respect to the image; and back to gradient rows, one a record. A rank has records
+            #    and rows of its own Gaussians in all views, and images of its own views with everybody's Gaussians.
+            here = replace(batch, cameras=cameras if one_rank else batch.cameras, target=target, mask=mask)
+            there = self.exchange.differentiate(
+                model.gaussians(),
+                cameras,
+                round.owners,
+                here.cameras,
+                settings,
+                lambda image: self._loss(image, here, background),
+                self.strategy.statistics,
             )
             # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense.
             regularizers = self._regularizers(needles, len(cameras))
@@ -149,17 +160,17 @@ class ByteSplatPipeline(VanillaPipeline):
             return there.losses, there.image, there.records.number, d_viewmats
 
         # On a GPU rounds of one kind are recorded once, and replayed: not those that ask autograd or other ranks.
-        alone = self.ranks.size == 1 and not needles and not self.config.model.use_bilateral_grid
+        alone = one_rank and not needles and not self.config.model.use_bilateral_grid
         key = (settings, poses_move) if alone else None
-        inputs = batch.cameras, batch.target, batch.mask, background
+        inputs = cameras, batch.target, batch.mask, background
         losses, image, records, d_viewmats = self._run(stages, inputs, self.store.tables().values(), key)
         self.optimizer.count()
 
         # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.
-        self._step_shared(batch.viewmats, d_viewmats, batch.indices, rates, scale)
+        self._step_shared(viewmats, d_viewmats, batch.indices, rates, scale)
 
         # 7. Density control: now and then grow, prune or reset.
-        before, model.images_seen = model.images_seen, model.images_seen + len(batch)
+        before, model.images_seen = model.images_seen, model.images_seen + len(cameras)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
         if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
@@ -199,7 +210,7 @@ class ByteSplatPipeline(VanillaPipeline):
             extent = scales.exp()
             ratio = extent.amax(dim=1) / extent.amin(dim=1)
             excess = (ratio - self.config.model.max_gauss_ratio).clamp_min(0)
-            needles = torch.autograd.grad(due * 0.1 * excess.mean(), scales)[0]
+            needles = torch.autograd.grad(due * 0.1 * (excess.sum() / self.strategy.total), scales)[0]
         return gradients | {"scales": needles + gradients.get("scales", 0.0)}
 
     def _step_shared(
@@ -258,6 +269,8 @@ class ByteSplatPipeline(VanillaPipeline):
         shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
         constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
         self.shared_optimizers = Optimizers(constant, shared)
+        self._keep_own_part()
+        self.exchange = Exchange(self.ranks, self.config.model.gradient_exchange)
         self.strategy = density_control(
             self.config.model,
             model.timeline,
@@ -267,7 +280,6 @@ class ByteSplatPipeline(VanillaPipeline):
             model.seed,
             self.ranks.gather,
         )
-        self._keep_own_part()
 
     def _keep_own_part(self) -> None:
         """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""

@@ -45,12 +45,17 @@ class View:
 class Round:
     """The views of one optimizer step."""
 
-    views: list[View]
+    views: list[View]  # in the order of their owners
     position: int  # images seen before this round; the next round starts at position + len(views)
 
-    def owned_by(self, rank: int) -> list[int]:
-        """Places in ``views`` of those that a rank owns; it may own none."""
-        return [place for place, view in enumerate(self.views) if view.owner == rank]
+    @property
+    def owners(self) -> list[int]:
+        """Rank of each view, ascending."""
+        return [view.owner for view in self.views]
+
+    def owned_by(self, rank: int) -> slice:
+        """Which of ``views`` a rank owns; it may own none."""
+        return slice(bisect_left(self.owners, rank), bisect_right(self.owners, rank))
 
 
 @lru_cache(maxsize=4)  # sorting a large capture anew in each round would show

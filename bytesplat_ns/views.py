@@ -18,10 +18,9 @@ PoseOptimizer = Callable[[Tensor], Tensor]
 
 @dataclass
 class Batch:
-    """The views of a round, padded to the largest of them, on the model's device."""
+    """The views of a round that this rank owns, padded to the largest of them, on the model's device."""
 
-    cameras: Cameras  # poses detached: the stages return dL/d(viewmats) instead
-    viewmats: Tensor  # [V, 4, 4] world to camera, attached to the camera optimizer's graph when it is on
+    cameras: Cameras
     target: Tensor  # [V, H, W, 3 or 4] uint8 or float32
     mask: Tensor | None  # [V, H, W] uint8, nonzero where the loss counts
     indices: list[int]  # of the photos in the training set
@@ -50,35 +49,44 @@ def adjust(camera_to_world: Tensor, corrections: Tensor) -> Tensor:
 
 
 class Collator:
-    """Gathers views of a round into one batch. Cameras stay on the device from one use to the next."""
+    """Gathers the views of a round. Cameras stay on the device from one use to the next."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cameras: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
-    def __call__(self, views: Sequence[View], pose_optimizer: PoseOptimizer | None = None) -> Batch:
-        """The batch of V views whose photos are here.
+    def batch(self, views: Sequence[View], cameras: Cameras, own: slice) -> Batch:
+        """The views of a round whose photos are here. They may be none, and differ in size and number of channels.
 
         Args:
-            views: at least one; photos may differ in size and number of channels.
-            pose_optimizer: None where poses are fixed.
+            views, cameras: all of the round.
+            own: which of them this rank owns.
         """
-        cameras, viewmats = self.cameras(views, pose_optimizer)
+        if len(views[own]) < len(views):
+            width, height = (max((getattr(v, s) for v in views[own]), default=0) for s in ("width", "height"))
+            columns = (column[own] for column in (cameras.viewmats, cameras.intrinsics, cameras.sizes))
+            views, cameras = views[own], Cameras(*columns, width, height)
         photos = [view.image for view in views if view.image is not None]
         assert len(photos) == len(views), "photos are with the owners of their views"
+        if not photos:
+            return Batch(cameras, torch.empty(0, 0, 0, 3, dtype=torch.uint8, device=self.device), None, [])
         channels = max(photo.shape[2] for photo in photos)
         images = [_fit(photo.to(self.device), cameras.width, cameras.height, channels) for photo in photos]
         target = images[0][None] if len(images) == 1 else torch.stack(images)
         mask = None
         if any(view.mask is not None for view in views):
             mask = torch.stack([_fit_mask(view, cameras.width, cameras.height, self.device) for view in views])
-        return Batch(cameras, viewmats, target, mask, [view.index for view in views])
+        return Batch(cameras, target, mask, [view.index for view in views])
 
     def cameras(self, views: Sequence[View], pose_optimizer: PoseOptimizer | None = None) -> tuple[Cameras, Tensor]:
-        """Cameras of V views, wherever their photos are.
+        """Cameras of the V views of a round, wherever their photos are.
+
+        Args:
+            pose_optimizer: None where poses are fixed.
 
         Returns:
-            cameras with poses detached, and their viewmats [V, 4, 4] attached to the graph of the pose optimizer.
+            cameras with poses detached, for the stages return dL/d(viewmats) instead; and their viewmats [V, 4, 4]
+            attached to the graph of the pose optimizer.
         """
         parts = zip(*[self._camera(view) for view in views], strict=True)
         poses, viewmats, intrinsics, sizes = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)

@@ -42,7 +42,13 @@ class Strategy(ABC):
 
     The outcome depends on ids, not on rows: shuffled, or spread over ranks, the same Gaussians come out. What a
     strategy remembers are columns of the store, which follow their rows and are saved with it.
+
+    Attributes:
+        statistics: columns of the gradient rows, beyond the gradients, that ``observe`` reads.
+        total: Gaussians of all ranks. It is kept, for a sum in each round would wait for the device.
     """
+
+    statistics: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Strategy(ABC):
         self.seed = seed
         self.max_gaussians = max_gaussians
         self.gather = gather
+        (self.total,) = self._sum(len(store))
 
     @abstractmethod
     def observes(self, seen: int) -> bool:
@@ -92,15 +99,17 @@ class Strategy(ABC):
 
         The most opaque stay; equal opacities, as at the start of a run, are thinned evenly over the ids.
         """
-        (total,) = self._sum(len(self.store))
-        if total <= self.max_gaussians:
+        (self.total,) = self._sum(len(self.store))
+        excess = self.total - self.max_gaussians
+        if excess <= 0:
             return 0
         opacity = self.store.parameters["opacities"].squeeze(1)
         # Fibonacci hashing: ids whose multiple of the golden ratio is low are evenly spaced, and none tie.
         spread = self.store.ids * (0x9E3779B97F4A7C15 - 2**64)
         everyone = torch.ones_like(opacity, dtype=torch.bool)
         self.store.keep(self._admit(everyone, 0, opacity, spread, torch.ones_like(self.store.ids)))
-        return total - self.max_gaussians
+        self.total = self.max_gaussians
+        return excess
 
     def _finite(self) -> Tensor:
         """[N] bool, Gaussians without NaN and infinities."""

@@ -79,7 +79,6 @@ class MCMCStrategy(Strategy):
     ) -> None:
         super().__init__(store, optimizer, schedule, seed, options.max_gaussians, gather)
         self.options = options
-        (self._total,) = self._sum(len(store))  # over all ranks; kept, for a sum each round would wait for the device
 
     def observes(self, seen: int) -> bool:
         return False
@@ -95,7 +94,7 @@ class MCMCStrategy(Strategy):
         """
         opacity = self._opacity().float()[:, None]
         extent = self.store.parameters["scales"].double().exp().float()
-        part = views / max(self._total, 1)
+        part = views / max(self.total, 1)
         return {
             "opacities": self.options.mcmc_opacity_reg * part * opacity * (1.0 - opacity),
             "scales": self.options.mcmc_scale_reg * part / 3 * extent,
@@ -136,25 +135,20 @@ class MCMCStrategy(Strategy):
         if n_alive == 0:
             store.keep(finite)
             capped = self.limit()
-            return DensityReport(self._total, non_finite=total - n_finite, capped=capped)
+            return DensityReport(self.total, non_finite=total - n_finite, capped=capped)
         target = max(n_alive, min(self.max_gaussians, total + -(-total // GROWTH)))
         copies = self._draw(opacity, alive, target - n_alive, seen)
         self._copy(alive, copies, opacity)
         capped = self.limit()
         grown = max(0, target - total)
         return DensityReport(
-            self._total,
+            self.total,
             duplicated=grown,
             relocated=target - n_alive - grown,
             pruned=max(0, total - target),
             non_finite=total - n_finite,
             capped=capped,
         )
-
-    def limit(self) -> int:
-        capped = super().limit()
-        (self._total,) = self._sum(len(self.store))
-        return capped
 
     def _opacity(self) -> Tensor:
         """[N] float64. The last bit of a vectorized function depends on the row; in a float64 that is rounded to

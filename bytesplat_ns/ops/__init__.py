@@ -145,7 +145,12 @@ def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> E
         rows: [M, 10 or 14], part after part.
         parts: rows of each part, M in all.
         columns: those that travel, ascending.
+
+    Raises:
+        ValueError: rows have no such columns, or are fewer or more than those of all parts.
     """
+    if sum(parts) != len(rows) or not 0 <= min(columns) <= max(columns) < rows.shape[1]:
+        raise ValueError(f"Rows {list(rows.shape)} have no columns {list(columns)}, or no parts of {list(parts)} rows.")
     return backend(rows.device.type).encode_rows(rows, parts, columns)
 
 

@@ -15,7 +15,6 @@ view as on one rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -47,39 +46,25 @@ PHOTOMETRIC = tuple(range(DEPTH))
 """Columns of a gradient row that a loss of colours fills."""
 
 
-@dataclass
-class Traffic:
-    """Gradient rows of a round that this rank has computed: known to the host anyway, so they cost no waiting."""
-
-    rows: int = 0  # one for each record of its views
-    left: int = 0  # of these, sent: in the compact encoding, those that are not zero
-
-    @property
-    def zero_share(self) -> float:
-        return 1 - self.left / self.rows if self.rows else 0.0
-
-
 class Exchange:
     """The stages up to ``rasterize_backward``, run by several ranks together.
 
-    Attributes:
-        traffic: of the last round. ``ranks.sent`` counts bytes, under ``records``, ``masks`` and ``rows``.
+    ``ranks.sent`` counts the bytes, as ``records``, ``masks`` and ``rows``, and ``ranks.zero_rows`` what stays at home.
     """
 
     def __init__(self, ranks: Ranks, encoding: Encoding = "compact") -> None:
         self.ranks = ranks
         self.encoding = encoding
-        self.traffic = Traffic()
 
     def differentiate(
         self,
         gaussians: Gaussians,
         cameras: Cameras,
         owners: Sequence[int],
-        own: Cameras | None,
+        own: Cameras,
         settings: RenderSettings,
         loss: fused.Loss,
-        statistics: Sequence[int] = (),
+        statistics: Sequence[int],
     ) -> Differentiated:
         """``fused.differentiate`` for a round of V views. All ranks must call it for the same round.
 
@@ -87,9 +72,9 @@ class Exchange:
             gaussians: those of this rank.
             cameras: all views of the round, on every rank alike, in the order of their owners.
             owners: [V] rank of each view.
-            own: the views of this rank, None if it has none in this round.
+            own: those that this rank owns, perhaps none.
             loss: of the images of these views; without gradient of depth.
-            statistics: columns of the rows beyond the gradients that are wanted; others may be zero.
+            statistics: columns beyond the gradients that are wanted, if the rows come with statistics. Others are zero.
 
         Returns:
             Records and rows of this rank's Gaussians in all views; tiles, image and losses of its own views.
@@ -110,7 +95,7 @@ class Exchange:
         there = _differentiate_own(wire.unpack(received, firsts[ranks.rank]), own, settings, loss)
 
         # 3. Rows to the owners of the Gaussians, where they are in the order of the records again.
-        columns = (*PHOTOMETRIC, *statistics)
+        columns = (*PHOTOMETRIC, *statistics) if settings.statistics else PHOTOMETRIC
         send = self._send_compact if self.encoding == "compact" else self._send_dense
         there.rows = send(there.rows, incoming, outgoing, columns)
         there.records = records
@@ -123,7 +108,8 @@ class Exchange:
         ranks = self.ranks
         encoded = ops.encode_rows(rows, outgoing, columns)
         left, coming = ranks.announce_rows(encoded.counts, "rows")
-        self.traffic = Traffic(sum(outgoing), sum(left))
+        ranks.rows += sum(outgoing) - outgoing[ranks.rank]
+        ranks.zero_rows += sum(outgoing) - outgoing[ranks.rank] - sum(left) + left[ranks.rank]
         mask = ranks.exchange_rows(encoded.mask, mask_words(outgoing), mask_words(incoming), "masks")
         arrived = ranks.exchange_rows(encoded.rows[: sum(left)], left, coming, "rows")
         counts = torch.tensor(coming)
@@ -133,7 +119,7 @@ class Exchange:
         """The same, with all rows."""
         ranks = self.ranks
         ranks.announce_rows(torch.tensor(outgoing, device=ranks.device), "rows")
-        self.traffic = Traffic(len(rows), len(rows))
+        ranks.rows += sum(outgoing) - outgoing[ranks.rank]
         index = torch.tensor(columns, device=rows.device)
         arrived = ranks.exchange_rows(rows[:, index], outgoing, incoming, "rows")
         complete = rows.new_zeros(len(arrived), rows.shape[1])
@@ -142,10 +128,10 @@ class Exchange:
 
 
 def _differentiate_own(
-    records: Records, cameras: Cameras | None, settings: RenderSettings, loss: fused.Loss
+    records: Records, cameras: Cameras, settings: RenderSettings, loss: fused.Loss
 ) -> Differentiated:
     """``fused.differentiate_records``, also for a rank without a view in this round."""
-    if cameras is not None:
+    if len(cameras):
         return fused.differentiate_records(records, cameras, settings, _without_depth(loss))
     assert len(records) == 0, "records are sent to owners of views"
     zeros = records.table.new_zeros

@@ -52,7 +52,7 @@ class Ranks:
         rank, size: which one this is, and how many there are.
         device: where small tensors live that ranks exchange.
         sent: bytes that this rank has sent to other ranks, by kind.
-        rows, zero_rows: gradient rows that were due to other ranks, and those of them that were zero.
+        rows, zero_rows: gradient rows that were due to other ranks, and those of them that were zero and not sent.
         heard: the largest number that any rank has announced by now, 0 if none has; the same on all ranks.
         waited, transferred: seconds spent in headers and in what follows them, of what ``timed`` covered. A header is
             small, so what it takes is waiting for other ranks.

@@ -7,6 +7,7 @@ import torch
 from backends import Backend
 from torch import Tensor
 
+from bytesplat_ns import ops
 from bytesplat_ns.ops.layout import EncodedRows, mask_words
 
 PHOTOMETRIC = tuple(range(9))
@@ -54,6 +55,12 @@ def test_there_and_back(backend: Backend, parts: list[int], share: float, column
     expected = torch.zeros_like(rows)
     expected[:, list(columns)] = travelling
     assert decoded.shape == rows.shape and torch.equal(bits(decoded), bits(expected))
+
+
+def test_columns_and_parts_that_rows_do_not_have() -> None:
+    for parts, columns in ([4, 1], (0, 10)), ([4, 2], (0, 9)), ([5], (-1, 3)):
+        with pytest.raises(ValueError, match=r"Rows \[5, 10\] have no columns"):
+            ops.encode_rows(torch.zeros(5, 10), parts, columns)
 
 
 def test_zero_means_its_bits(backend: Backend) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,12 +63,10 @@ def scene(case: Case, views: int) -> tuple[Gaussians, Cameras, Tensor, Tensor | 
     return gaussians, cameras, target, mask
 
 
-def part_of(cameras: Cameras, first: int, last: int) -> Cameras | None:
+def part_of(cameras: Cameras, first: int, last: int) -> Cameras:
     """Views ``first`` to ``last`` alone."""
-    if first == last:
-        return None
     sizes = cameras.sizes[first:last]
-    width, height = sizes.amax(0).tolist()
+    width, height = sizes.amax(0).tolist() if first < last else (0, 0)
     return Cameras(cameras.viewmats[first:last], cameras.intrinsics[first:last], sizes, width, height)
 
 
@@ -95,8 +93,8 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
 
     exchange = Exchange(ranks, encoding)
     ranks.sent.clear()
-    columns = STATISTICS if statistics else ()
-    there = exchange.differentiate(shard, cameras, owners, own, settings, loss, columns)
+    ranks.rows = ranks.zero_rows = 0
+    there = exchange.differentiate(shard, cameras, owners, own, settings, loss, STATISTICS)
     gradients = ops.project_backward(shard, cameras, settings, there.records, there.rows)
     poses = ranks.sum(gradients.viewmats)
     rows = there.rows[:, : ABSGRAD.stop]
@@ -110,7 +108,7 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
         "gradients": (shard.ids, gradients.parameters()),
         "poses": poses,
         "sent": dict(ranks.sent),
-        "traffic": replace(exchange.traffic),
+        "zero": (ranks.rows, ranks.zero_rows),
     }
 
 

@@ -10,7 +10,6 @@ from group import Group
 from rounds_of_ranks import Case, collect, run_round
 
 from bytesplat_ns.ops import wire
-from bytesplat_ns.ops.layout import mask_words
 from bytesplat_ns.parallel.ranks import ALONE, HEADER_BYTES
 
 CASES = [
@@ -44,22 +43,26 @@ def test_a_round_of_several_ranks_is_that_of_one(group: Callable[[int], Group], 
             for result in ranks:
                 assert torch.equal(result["poses"], again[0]["poses"])
                 torch.testing.assert_close(result["poses"], expected["poses"], rtol=1e-5, atol=1e-7)
-        check_traffic(results, 11 if statistics else 9)
+        owners = torch.tensor([rank for rank, views in enumerate(case.views) for _ in range(views)])
+        check_traffic(results, owners, 11 if statistics else 9)
 
     assert case.gaussians == 0 or case.looking == "away" or len(alone["rows"])
     assert alone["rows"].any() == bool(len(alone["rows"]) and not case.masked)
 
 
-def check_traffic(results: dict, columns: int) -> None:
+def check_traffic(results: dict, owners: torch.Tensor, columns: int) -> None:
     """Bytes and rows are what was counted on the way."""
     size = len(results["dense"])
     for encoding, ranks in results.items():
-        traffic = [result["traffic"] for result in ranks]
-        rows = sum(len(result["rows"][0]) for result in ranks)
-        assert sum(t.rows for t in traffic) == rows
-        left = rows if encoding == "dense" else sum(int(result["rows"][2].any(1).sum()) for result in ranks)
-        assert sum(t.left for t in traffic) == left
-        for result in ranks:
-            assert result["sent"]["records"] % (4 * wire.WIDTH) == HEADER_BYTES * (size - 1) % (4 * wire.WIDTH)
-            assert (result["sent"]["rows"] - HEADER_BYTES * (size - 1)) % (4 * columns) == 0
-            assert result["sent"].get("masks", 0) <= 4 * sum(mask_words([rows] * size))
+        foreign = [owners[result["rows"][0].long()] != rank for rank, result in enumerate(ranks)]
+        rows = sum(int(there.sum()) for there in foreign)
+        zero = sum(int((~r["rows"][2].any(1))[there].sum()) for there, r in zip(foreign, ranks, strict=True))
+        zero = zero if encoding == "compact" else 0
+        counted = torch.tensor([result["zero"] for result in ranks]).sum(0).tolist()
+        assert counted == [rows, zero]
+        headers = HEADER_BYTES * size * (size - 1)
+        sent = {kind: sum(result["sent"].get(kind, 0) for result in ranks) for kind in ("records", "rows", "masks")}
+        assert sent["records"] == headers + 4 * wire.WIDTH * rows
+        assert sent["rows"] == headers + 4 * columns * (rows - zero)
+        masks = rows / 8 if encoding == "compact" else 0
+        assert masks <= sent["masks"] <= masks + 4 * size * (size - 1)

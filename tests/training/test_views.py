@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bytesplat_ns.rounds import View
-from bytesplat_ns.views import Collator, adjust, world_to_camera
+from bytesplat_ns.views import Batch, Collator, adjust, world_to_camera
 
 
 def poses(count: int) -> torch.Tensor:
@@ -19,6 +19,11 @@ def view(index: int, width: int, height: int, channels: int = 3, mask: bool = Fa
     image = torch.full((height, width, channels), index + 1, dtype=torch.uint8)
     keep = torch.ones(height, width, dtype=torch.uint8) if mask else None
     return View(index, 0, 1, poses(1)[0].float(), 50.0, 51.0, width / 2, height / 2, width, height, image, keep)
+
+
+def batch_of(views: list[View], own: slice = slice(None)) -> Batch:
+    collate = Collator(torch.device("cpu"))
+    return collate.batch(views, collate.cameras(views)[0], own)
 
 
 def test_world_to_camera_puts_what_a_camera_looks_at_in_front_of_it():
@@ -39,7 +44,7 @@ def test_adjust_is_the_camera_optimizers_own_composition():
 
 def test_photos_of_different_sizes_and_channels_share_one_block():
     views = [view(0, 5, 4), view(1, 3, 6, channels=4), view(2, 2, 2, mask=True)]
-    batch = Collator(torch.device("cpu"))(views)
+    batch = batch_of(views)
     assert (batch.cameras.width, batch.cameras.height) == (5, 6)
     assert batch.cameras.sizes.tolist() == [[5, 4], [3, 6], [2, 2]]
     assert batch.target.shape == (3, 6, 5, 4)
@@ -49,9 +54,20 @@ def test_photos_of_different_sizes_and_channels_share_one_block():
     assert batch.mask.sum(dim=(1, 2)).tolist() == [20, 18, 4], "a photo without a mask counts in full"
 
 
+def test_a_rank_has_the_photos_of_its_own_views():
+    """A block is as large as they need it; a rank may have none."""
+    views = [view(0, 50, 40), view(1, 3, 6), view(2, 5, 4), view(3, 70, 70)]
+    views[0].image = views[3].image = None  # elsewhere
+    batch = batch_of(views, slice(1, 3))
+    assert batch.target.shape == (2, 6, 5, 3) and batch.indices == [1, 2] and len(batch) == 2
+    assert batch.cameras.sizes.tolist() == [[3, 6], [5, 4]] and len(batch.cameras) == 2
+    nothing = batch_of(views, slice(2, 2))
+    assert len(nothing) == len(nothing.cameras) == len(nothing.target) == 0
+
+
 def test_a_single_photo_is_not_copied():
     photo = view(0, 5, 4)
-    batch = Collator(torch.device("cpu"))([photo])
+    batch = batch_of([photo])
     assert batch.mask is None
     assert batch.target.shape == (1, 4, 5, 3)
     assert batch.target.data_ptr() == photo.image.data_ptr()
@@ -59,9 +75,10 @@ def test_a_single_photo_is_not_copied():
 
 def test_the_pose_optimizer_gets_its_gradient_through_the_view_matrices():
     corrections = torch.nn.Parameter(torch.eye(3, 4).repeat(3, 1, 1))
-    batch = Collator(torch.device("cpu"))([view(2, 5, 4), view(0, 5, 4)], lambda indices: corrections[indices])
-    assert not batch.cameras.viewmats.requires_grad
-    batch.viewmats.backward(torch.ones(2, 4, 4))
+    views = [view(2, 5, 4), view(0, 5, 4)]
+    cameras, viewmats = Collator(torch.device("cpu")).cameras(views, lambda indices: corrections[indices])
+    assert not cameras.viewmats.requires_grad
+    viewmats.backward(torch.ones(2, 4, 4))
     assert corrections.grad[1].abs().sum() == 0, "photo 1 is not in the round"
     assert corrections.grad[[0, 2]].abs().sum(dim=(1, 2)).min() > 0
 
@@ -74,7 +91,7 @@ def test_no_correction_changes_nothing(corrections):
 
 def test_a_photo_has_one_camera_at_each_resolution():
     gather = Collator(torch.device("cpu"))
-    full, half = (gather([view(0, *size)]).cameras for size in ((8, 6), (4, 3)))
+    full, half = (gather.cameras([view(0, *size)])[0] for size in ((8, 6), (4, 3)))
     assert full.sizes.tolist() == [[8, 6]] and half.sizes.tolist() == [[4, 3]]
-    again = gather([view(0, 8, 6), view(1, 8, 6)]).cameras
+    again, _ = gather.cameras([view(0, 8, 6), view(1, 8, 6)])
     assert torch.equal(again.viewmats[:1], full.viewmats) and torch.equal(again.intrinsics[:1], full.intrinsics)
