@@ -4,6 +4,7 @@
 
 Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not
 Python; everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python.
+"step replayed" is how training runs a step: recorded once, replayed with new inputs (``ops/cuda/replay.py``).
 Both sides get the statistics of densification ("absgrad") unless a name says otherwise. A step is projection to
 optimizer, with L1 and SSIM (gsplat: with fused_ssim or else pytorch_msssim, and torch's fused Adam). Floors are what
 the scene's own counts and the device's ceilings allow at best, see ``floors.py``.
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from bytesplat_ns.ops.cuda import ahead, binning, optimizer, projection, raster
 from bytesplat_ns.ops.cuda.loss import loss
+from bytesplat_ns.ops.cuda.replay import Replay
 from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, ImageGradients, RenderSettings
 
 WIDTH, HEIGHT = 1600, 1064
@@ -113,9 +115,19 @@ def ours(
         rows = raster.rasterize_backward(records, tiles, cameras, settings, image, upstream, exact=False)
         projection.project_backward(gaussians, cameras, settings, records, rows)
 
-    def step() -> None:
+    def stages(target: Tensor, background: Tensor) -> Tensor:
         done = ahead.differentiate(own, cameras, TRAINED, lambda image: loss(image, target, background, cameras))
         optimize(done.rows, done.records)
+        return done.losses
+
+    def step() -> None:
+        stages(target, background)
+
+    replay = Replay(gaussians.device)
+    tables = [table for name in Gaussians.PARAMETERS for table in (getattr(own, name), *moments[name])]
+
+    def replayed() -> None:
+        replay(stages, (target, background), tables, "step")
 
     result["project"] = captured(lambda: projection.project_ahead(gaussians, cameras, TRAINED, room_for[0]))
     result["bin"] = captured(lambda: binning.bin_ahead(records, cameras, room_for[1]))
@@ -133,6 +145,7 @@ def ours(
     result["projection to gradients eager without absgrad"] = back_to_back(lambda: to_gradients(PLAIN))
     result["step eager"] = back_to_back(step)
     result["step memory"] = peak_memory(step)
+    result["step replayed"] = back_to_back(replayed)
     torch.cuda.synchronize()
     return result
 
@@ -246,7 +259,7 @@ def table(result: dict[str, Any]) -> str:
     for name, value in mine.items():
         if not isinstance(value, float):
             continue
-        floor, other = least.get(name), theirs.get(name)
+        floor, other = least.get(name), theirs.get("step eager" if name == "step replayed" else name)
         lines.append(
             f"  {name:46}{value:8.3f}"
             + (f"{value / floor:9.2f}" if floor else f"{'':9}")

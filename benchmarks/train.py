@@ -136,6 +136,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     asked = options()
+    asked.output.mkdir(parents=True, exist_ok=True)
     result = {**provenance(), "data": asked.data.name, "steps": asked.steps}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -144,9 +145,8 @@ def main() -> None:
                 own = Path(folder) / f"{method} {seed}"
                 rows.append(measure(method, asked.data, asked.steps, seed, asked.without_lpips, asked.extra, own))
                 print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
-    asked.output.mkdir(parents=True, exist_ok=True)
-    result |= {"methods": rows, "summary": summary(rows)}
-    (asked.output / f"train_{asked.data.name}.json").write_text(json.dumps(result, indent=2) + "\n")
+                result |= {"methods": rows, "summary": summary(rows)}  # kept after each run
+                (asked.output / f"train_{asked.data.name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
