@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bytesplat_ns.model import ByteSplatModelConfig
     from bytesplat_ns.trainer import ByteSplatTrainerConfig
 
-MODEL, DATA, LOGGING = "pipeline.model", "pipeline.datamanager", "logging"
+PIPELINE, MODEL, DATA, LOGGING = "pipeline", "pipeline.model", "pipeline.datamanager", "logging"
 """Where options are: attributes of the trainer's configuration, and the beginning of their names."""
 
 _SAMPLED = {f.name for f in fields(MCMCOptions)}
@@ -30,10 +30,10 @@ Idle = tuple[bool, str, str, set[str]]
 """Whether it is so, why, and where which options then do nothing."""
 
 
-def refuse_idle_options(config: ByteSplatTrainerConfig) -> None:
-    """Raises a ValueError that names the options that are set but have no effect."""
+def refuse_idle_options(config: ByteSplatTrainerConfig, ranks: int) -> None:
+    """Raises a ValueError that names the options that are set but have no effect on a run of so many ranks."""
     usual = _method_defaults(config.method_name)
-    found = [*_idle(config, usual, _what_is_idle(config)), *_idle_optimizers(config, usual)]
+    found = [*_idle(config, usual, _what_is_idle(config, ranks)), *_idle_optimizers(config, usual)]
     _refuse(found)
 
 
@@ -45,7 +45,7 @@ def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
         _refuse([f"{_option(MODEL, name)} ({reason})" for name in names])
 
 
-def _what_is_idle(config: ByteSplatTrainerConfig) -> list[Idle]:
+def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:
     model, sampled, started = config.pipeline.model, "strategy mcmc", "init-from"
     events = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
     intervals = ("steps_per_eval_image", "steps_per_eval_all_images")
@@ -70,6 +70,9 @@ def _what_is_idle(config: ByteSplatTrainerConfig) -> list[Idle]:
         ),
         (model.num_downscales == 0, f"with --{MODEL}.num-downscales 0", MODEL, {"resolution_schedule"}),
         (model.sh_degree == 0, f"with --{MODEL}.sh-degree 0", MODEL, {"sh_degree_interval"}),
+        (ranks == 1, "with one rank", MODEL, {"gradient_exchange"}),
+        (ranks == 1, "with one rank", DATA, {"consolidate_views"}),
+        (ranks == 1, "with one rank", PIPELINE, {"rebalance_threshold"}),
         (True, "for Gaussians", MODEL, _NERF),
         (True, "for Gaussians", "", {"prompt"}),
         (True, "a training step hands out no images", MODEL, {"output_depth_during_training"}),

@@ -71,9 +71,9 @@ class ByteSplatTrainer(Trainer):
 
     def __init__(self, config: ByteSplatTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
         _refuse_unsupported(config, world_size)
-        refuse_idle_options(config)
-        super().__init__(config, local_rank, world_size)
         self.ranks = ranks.of_process()
+        refuse_idle_options(config, self.ranks.size)
+        super().__init__(config, local_rank, world_size)
         self.local_rank = self.ranks.rank  # nerfstudio starts a viewer where it is 0
         self.traffic = Traffic(self.ranks)
 
