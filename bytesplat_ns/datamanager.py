@@ -170,11 +170,17 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         """Training views that this rank owns."""
         return [index for index, owner in enumerate(self.sharing.owners) if owner == self.ranks.rank]
 
+    @cached_property
+    def _pinholes(self) -> list[tuple[torch.Tensor, float, float, float, float, int, int]]:
+        """Pose [3, 4], fx, fy, cx, cy, width and height of every training camera, of the size of its photo."""
+        cameras = self.train_dataset.cameras
+        numbers = (cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.width, cameras.height)
+        return list(zip(cameras.camera_to_worlds, *(n.flatten().tolist() for n in numbers), strict=True))
+
     def _view(self, index: int, downscale: int) -> View:
         owner = self.sharing.owners[index]
         photo = self.train_photos[index] if owner == self.ranks.rank else None
-        cameras = self.train_dataset.cameras  # of the size of their photos
-        height, width = int(cameras.height[index]), int(cameras.width[index])
+        pose, fx, fy, cx, cy, width, height = self._pinholes[index]
         if min(height, width) < downscale:
             raise PhotoError(
                 f"{self.train_dataset.image_filenames[index]} has {width}x{height} pixels, too few to train at "
@@ -185,11 +191,11 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             index=index,
             owner=owner,
             ranks=self.sharing.rank_sets[index],
-            camera_to_world=cameras.camera_to_worlds[index],
-            fx=float(cameras.fx[index]) / downscale,
-            fy=float(cameras.fy[index]) / downscale,
-            cx=float(cameras.cx[index]) / downscale,
-            cy=float(cameras.cy[index]) / downscale,
+            camera_to_world=pose,
+            fx=fx / downscale,
+            fy=fy / downscale,
+            cx=cx / downscale,
+            cy=cy / downscale,
             width=width // downscale,
             height=height // downscale,
             image=None if photo is None else photo.image,

@@ -163,7 +163,7 @@ class ByteSplatPipeline(VanillaPipeline):
         alone = one_rank and not needles and not self.config.model.use_bilateral_grid
         key = (settings, poses_move) if alone else None
         inputs = cameras, batch.target, batch.mask, background
-        losses, image, records, d_viewmats = self._run(stages, inputs, self.store.tables().values(), key)
+        losses, image, records, d_viewmats = self._run(stages, inputs, self.store.live(), key)
         self.optimizer.count()
 
         # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.

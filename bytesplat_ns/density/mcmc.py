@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bytesplat_ns import ops
 from bytesplat_ns.density import philox
 from bytesplat_ns.density.base import DensityReport, Gather, Strategy
-from bytesplat_ns.density.rotation import rotate, rotate_back
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Records
@@ -18,12 +18,6 @@ from bytesplat_ns.optim import GaussianAdam
 
 GROWTH = 20
 """A refinement adds one Gaussian for each so many there are."""
-
-GATE_STEEPNESS = 100.0
-"""Noise fades with opacity o as sigmoid(steepness (min_opacity - o))."""
-
-GATE_MIN = 2.0**-24
-"""Gates below it count as closed: their noise would be lost in the rounding of a float32."""
 
 OPACITY_UNIT = 2.0**-32
 """Unit of the summed opacity. In fixed point, so that the sum does not depend on its order."""
@@ -110,14 +104,8 @@ class MCMCStrategy(Strategy):
 
         The step is covariance * normal noise * gate(opacity) * noise_lr * learning rate of the means.
         """
-        parameters = self.store.parameters
-        gate = torch.sigmoid(GATE_STEEPNESS * (self.options.min_opacity - self._opacity()))
-        rows = (gate > GATE_MIN).nonzero().squeeze(1)
-        noise = philox.normal(self.store.ids[rows], 3, seed=self.seed, step=seen).double()
-        quats, variance = parameters["quats"][rows].double(), (2.0 * parameters["scales"][rows].double()).exp()
-        noise = rotate(quats, variance * rotate_back(quats, noise))  # the covariance is R diag(variance) R^T
-        strength = self.options.noise_lr * self.optimizer.rates["means"] * gate[rows, None]
-        parameters["means"].index_add_(0, rows, (strength * noise).float())
+        strength = self.options.noise_lr * self.optimizer.rates["means"]
+        ops.shake(self.store.gaussians(), strength, self.options.min_opacity, seed=self.seed, step=seen)
 
     @torch.no_grad()
     def refine(self, seen: int) -> DensityReport:

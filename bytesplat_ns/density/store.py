@@ -99,6 +99,10 @@ class GaussianStore:
         self.columns = {name: old[order] for name, old in self.columns.items()}
         self.ids = self.ids[order]
 
+    def live(self) -> list[Tensor]:
+        """The tensors that have a row per Gaussian, as they are now: others come in their place with every edit."""
+        return [*self.parameters.values(), *self.columns.values(), self.ids]
+
     def tables(self) -> dict[str, Tensor]:
         """All that has a row per Gaussian: parameters (detached) and columns by name, and ``ids``."""
         parameters = {name: parameter.detach() for name, parameter in self.parameters.items()}

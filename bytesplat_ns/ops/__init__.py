@@ -186,6 +186,11 @@ def observe(records: Records, rows: Tensor, cameras: Cameras, observations: Obse
     backend(rows.device.type).observe(records, rows, cameras, observations, absgrad)
 
 
+def shake(gaussians: Gaussians, strength: float, min_opacity: float, *, seed: int, step: int) -> None:
+    """Adds noise to the means of faint Gaussians, along their own axes, in place; see ``reference.shake``."""
+    backend(gaussians.device.type).shake(gaussians, strength, min_opacity, seed=seed, step=step)
+
+
 def render(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> tuple[Image, Records]:
     """Image of the Gaussians, differentiable in the six parameters and in ``cameras.viewmats``.
 

@@ -20,6 +20,7 @@ from cuda.core import Program as Compiler
 from .cuda import binning, codec, optimizer, projection, raster
 from .cuda.loss import LOSS
 from .cuda.observe import OBSERVE
+from .cuda.shake import SHAKE
 from .layout import ROW_WIDTH, ROW_WIDTH_WITH_STATISTICS
 from .nvrtc import Program, program_options
 
@@ -38,6 +39,7 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
     yield optimizer.ADAM, {}
     yield binning.BINNING, {}
     yield projection.STARTS, {}
+    yield SHAKE, {}
     yield from ((OBSERVE, {"ABSOLUTE": absolute}) for absolute in (0, 1))
     yield from ((binning.SORTING, constants) for constants in (binning.BY_DEPTH, binning.BY_TILE))
     for degree, antialiased in product(range(4), (0, 1)):

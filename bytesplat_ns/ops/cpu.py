@@ -25,7 +25,7 @@ from .layout import (
     RenderSettings,
     TileLists,
 )
-from .reference import observe
+from .reference import observe, shake
 
 __all__ = [
     "adam",
@@ -40,6 +40,7 @@ __all__ = [
     "project_backward",
     "rasterize",
     "rasterize_backward",
+    "shake",
 ]
 
 # Structures of csrc/cpu, their fields in the same order ---------------------------------------------------------------

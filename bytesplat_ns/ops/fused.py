@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -34,7 +34,7 @@ class Runner(Protocol):
     """Runs a round's stages; see ``cuda.replay.Replay`` for the arguments."""
 
     def __call__(
-        self, stages: Callable[..., T], inputs: Sequence[Any], tables: Iterable[Tensor], key: Hashable
+        self, stages: Callable[..., T], inputs: Sequence[Any], tables: Sequence[Tensor], key: Hashable
     ) -> T: ...
 
 

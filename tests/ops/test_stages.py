@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from backends import Backend, _moved
-from cases import NOT_FINITE, SCENES, Scene
+from cases import NOT_FINITE, SCENES, Scene, ball
 from oracle import cast, truth
 from torch import Tensor
 
@@ -223,6 +223,24 @@ def test_what_is_not_finite_is_culled(backend: Backend) -> None:
     scene = SCENES["not_finite"]
     records = backend.project(scene.gaussians, scene.cameras, scene.settings)
     assert len(records) > 0 and records.gaussian.min() >= NOT_FINITE
+
+
+def test_shake(backend: Backend) -> None:
+    """The noise of the reference, up to rounding; what is opaque does not move at all."""
+    gaussians = ball(3000, 4)
+    gaussians.opacities[:] = torch.linspace(-9, 3, 3000)[:, None]
+    gaussians.scales[:] = torch.randn(3000, 3, generator=torch.Generator().manual_seed(5)) - 2
+    expected, found = cast(gaussians, torch.float64), _moved(gaussians, backend.device)
+    found = replace(found, means=found.means.clone())
+    expected = replace(expected, means=expected.means.clone())
+    arguments = {"strength": 50.0, "min_opacity": 0.05, "seed": 2**32 - 5, "step": 70_000}
+    reference.shake(expected, **arguments)
+    backend.module.shake(found, **arguments)
+    moved, truly = found.means.cpu() - gaussians.means, expected.means - gaussians.means
+    still = truly.norm(dim=1) == 0
+    assert 500 < still.sum() < 2000 and not moved[still].any()
+    assert (truly.norm(dim=1) > 1e-3).sum() > 1000
+    torch.testing.assert_close(moved.double(), truly, rtol=1e-3, atol=2e-6)  # of means that are rounded to 2e-7
 
 
 @pytest.mark.parametrize("absgrad", [True, False])

@@ -12,6 +12,7 @@ from .observe import observe
 from .optimizer import adam
 from .projection import project, project_backward
 from .raster import effective_lengths, rasterize, rasterize_backward
+from .shake import shake
 
 __all__ = [
     "adam",
@@ -25,4 +26,5 @@ __all__ = [
     "project_backward",
     "rasterize",
     "rasterize_backward",
+    "shake",
 ]

@@ -42,7 +42,7 @@ class Replay:
         self._places: tuple[int, ...] = ()  # of the tables that the recordings were made for
         self._recordings: dict[Hashable, Recording | None] = {}  # None: met once
 
-    def __call__(self, stages: Callable[..., T], inputs: Sequence[Any], tables: Iterable[Tensor], key: Hashable) -> T:
+    def __call__(self, stages: Callable[..., T], inputs: Sequence[Any], tables: Sequence[Tensor], key: Hashable) -> T:
         """``stages(*inputs)``, for a step that took place. Its results are overwritten by the next call.
 
         Args:
@@ -52,7 +52,6 @@ class Replay:
             tables: all tensors that stay from round to round and may be replaced.
             key: None for a round that is not to be recorded.
         """
-        tables = list(tables)
         if key is None or len(tables[0]) > self.LARGEST:
             return stages(*inputs)
         places = tuple(table.data_ptr() for table in tables)

@@ -16,6 +16,7 @@ from .loss import loss
 from .observe import observe
 from .projection import project, project_backward
 from .raster import rasterize, rasterize_backward
+from .shake import shake
 from .tiles import bin
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "project_backward",
     "rasterize",
     "rasterize_backward",
+    "shake",
     "tile_costs",
 ]
