@@ -108,35 +108,45 @@ def write_capture(folder: Path, views: int) -> None:
     (folder / "transforms.json").write_text(json.dumps(content))
 
 
+def ns_train(words: dict[str, Any], ranks: int, folder: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """Trains on so many ranks, every 8th photo held out; the run's folder, and what its log says step by step."""
+    fixed = {
+        "--output-dir": folder,
+        "--experiment-name": "x",
+        "--timestamp": "t",
+        "--machine.device-type": "cuda" if torch.cuda.is_available() else "cpu",
+        "--machine.num-devices": ranks,
+        "--logging.steps-per-log": 1,
+        "--steps-per-save": 1_000_000,
+        "--vis": "tensorboard",
+        "--steps-per-eval-image": 1_000_000,
+        "--steps-per-eval-all-images": 1_000_000,
+        "--viewer.quit-on-train-completion": True,
+    }
+    split = ["nerfstudio-data", "--eval-mode", "interval", "--eval-interval", "8", "--downscale-factor", "1"]
+    options = [str(word) for pair in (fixed | words).items() for word in pair]
+    done = subprocess.run(["ns-train", "bytesplat", *options, *split], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"ns-train {' '.join(options)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
+    run = folder / "x/bytesplat/t"
+    return run, [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def train(data: Path, consolidate: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One run; what its log says."""
     words = {
         "--data": data,
-        "--output-dir": folder,
-        "--experiment-name": "street",
-        "--timestamp": "run",
-        "--machine.device-type": "cuda" if torch.cuda.is_available() else "cpu",
-        "--machine.num-devices": options.ranks,
         "--machine.seed": seed,
         "--pipeline.datamanager.train-cameras-sampling-seed": seed,
         "--pipeline.datamanager.consolidate-views": consolidate,
         "--pipeline.model.background-color": "white",
         "--pipeline.model.max-gaussians": options.max_gaussians,
         "--max-num-iterations": options.images,
-        "--logging.steps-per-log": 1,
-        "--steps-per-save": 1_000_000,
-        "--vis": "tensorboard",
-        "--viewer.quit-on-train-completion": True,
     }
-    split = ["nerfstudio-data", "--eval-mode", "interval", "--eval-interval", "8", "--downscale-factor", "1"]
-    command = ["ns-train", "bytesplat", *[str(word) for pair in words.items() for word in pair], *split]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-3000:]}")
-    lines = (folder / "street/bytesplat/run/metrics.jsonl").read_text().splitlines()
-    steps = [entry for line in lines if "loss" in (entry := json.loads(line))]
-    final = next(json.loads(line) for line in reversed(lines) if "eval_psnr" in line)
-    return summary(steps) | {"held_out_psnr": final["eval_psnr"], "gaussians": steps[-1]["gaussians"]}
+    _, entries = ns_train(words, options.ranks, folder)
+    steps = [entry for entry in entries if "loss" in entry]
+    evaluated = [entry for entry in entries if "eval_psnr" in entry]
+    return summary(steps) | {"held_out_psnr": evaluated[-1]["eval_psnr"], "gaussians": steps[-1]["gaussians"]}
 
 
 def summary(steps: list[dict[str, float]]) -> dict[str, float]:
