@@ -1,10 +1,10 @@
 """Views in a round at equal images seen: what a larger round costs in quality (``schedules.RoundScale``).
 
-    python benchmarks/batch.py --data DATA [MORE] [--images 1050] [--views 1 2 4 8] [--seeds 3]
+    python benchmarks/batch.py --data DATA [MORE] [--images 1008] [--views 1 2 4 8] [--seeds 3] [--cap N]
 
-Trains method bytesplat from the same start for each number of views and each seed. Printed, and kept as JSON: PSNR on
-every 8th photo, which is held out, and the number of Gaussians; means over the seeds, and how far they are from those
-of one view a round.
+Trains method bytesplat from the same start for each number of views and each seed. Printed, and kept as JSON after each
+seed: PSNR on every 8th photo, which is held out, and the number of Gaussians; means over the seeds, and how far they
+are from those of one view a round.
 """
 
 from __future__ import annotations
@@ -21,33 +21,39 @@ from provenance import provenance
 RESULT = Path(__file__).parent / "results" / "batch.json"
 
 
-def measure(data: Path, images: int, views: int, seeds: int) -> dict[str, Any]:
-    psnrs, gaussians = [], []
-    for seed in range(seeds):
-        pipeline = train(data, images, seed, views)
-        psnrs.append(round(quality(pipeline), 3))
-        gaussians.append(pipeline.model.num_points)
-        print(f"{data.name}, {views} views a round, seed {seed}: {psnrs[-1]} dB, {gaussians[-1]}", flush=True)
-    mean = {"psnr_mean": round(statistics.mean(psnrs), 3), "gaussians_mean": round(statistics.mean(gaussians))}
-    return {"data": data.name, "views": views, "psnr": psnrs, "gaussians": gaussians} | mean
+def measure(case: dict[str, Any], data: Path, seed: int, options: argparse.Namespace) -> None:
+    """Adds a run to those of its case."""
+    capped = {} if options.cap is None else {"max_gaussians": options.cap}
+    pipeline = train(data, options.images, seed, case["views"], **capped)
+    case["psnr"].append(round(quality(pipeline), 3))
+    case["gaussians"].append(pipeline.model.num_points)
+
+
+def summarize(cases: list[dict[str, Any]]) -> None:
+    for case in cases:
+        case["psnr_mean"] = round(statistics.mean(case["psnr"]), 3)
+        case["psnr_difference"] = round(case["psnr_mean"] - cases[0]["psnr_mean"], 3)
+        print("  ".join(f"{name} {value}" for name, value in case.items()), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--images", type=int, default=1050)
+    parser.add_argument("--images", type=int, default=1008)
     parser.add_argument("--views", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cap", type=int, help="most Gaussians; default: the method's")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    result: dict[str, Any] = {**provenance(), "images": options.images, "cases": []}
+    result: dict[str, Any] = {**provenance(), "images": options.images, "cap": options.cap, "cases": []}
     for data in options.data:
-        cases = [measure(data, options.images, views, options.seeds) for views in options.views]
-        for case in cases:
-            case["psnr_difference"] = round(case["psnr_mean"] - cases[0]["psnr_mean"], 3)
-            print("  ".join(f"{name} {value}" for name, value in case.items()), flush=True)
+        cases = [{"data": data.name, "views": views, "psnr": [], "gaussians": []} for views in options.views]
         result["cases"] += cases
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        for seed in range(options.seeds):
+            for case in cases:
+                measure(case, data, seed, options)
+            summarize(cases)
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

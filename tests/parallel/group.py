@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-SECONDS = 60
+SECONDS = 240
 """Longest that a call may take."""
 
 
@@ -22,7 +22,7 @@ class Group:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "bytesplat_ns.ops", "group"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "bytesplat_ns.config", "group"])
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self._processes = [], []
         for rank in range(size):
