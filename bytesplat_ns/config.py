@@ -54,7 +54,7 @@ def _method(name: str, description: str, **model: Any) -> MethodSpecification:
             "camera_opt": _adam(1e-4, final=5e-7, warmup=1000),
             "bilateral_grid": _adam(2e-3, final=1e-4, warmup=1000),
         },
-        logging=LoggingConfig(local_writer=LocalWriterConfig(enable=False), profiler="none"),
+        logging=LoggingConfig(steps_per_log=50, local_writer=LocalWriterConfig(enable=False), profiler="none"),
         viewer=ViewerConfig(num_rays_per_chunk=1 << 15),
         vis="viewer",
     )

@@ -178,7 +178,8 @@ class ByteSplatTrainer(Trainer):
         with self.train_lock, self.traffic.measured() if logged else nullcontext():
             report = self.pipeline.train_round()
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
-        self._count_steps(step + 1)
+        if self.ranks.size > 1:
+            self._count_steps(step + 1)
         self._update_viewer_state(step)
         if logged:
             self._log(step, report)

@@ -54,6 +54,7 @@ class Collator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._cameras: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._same: dict[tuple[float, ...], Tensor] = {}  # intrinsics and sizes, which photos of one camera share
 
     def batch(self, views: Sequence[View], cameras: Cameras, own: slice) -> Batch:
         """The views of a round whose photos are here. They may be none, and differ in size and number of channels.
@@ -101,11 +102,15 @@ class Collator:
         key = view.index, view.width, view.height  # a photo has one camera at each resolution
         if key not in self._cameras:
             pose = view.camera_to_world[None]
-            intrinsics = torch.tensor([[view.fx, view.fy, view.cx, view.cy]], dtype=torch.float32)
-            size = torch.tensor([[view.width, view.height]], dtype=torch.int32)
-            tensors = pose, world_to_camera(pose), intrinsics, size
-            self._cameras[key] = tuple(tensor.contiguous().to(self.device) for tensor in tensors)
+            poses = (tensor.contiguous().to(self.device) for tensor in (pose, world_to_camera(pose)))
+            intrinsics = self._row((view.fx, view.fy, view.cx, view.cy), torch.float32)
+            self._cameras[key] = (*poses, intrinsics, self._row((view.width, view.height), torch.int32))
         return self._cameras[key]
+
+    def _row(self, numbers: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+        if numbers not in self._same:
+            self._same[numbers] = torch.tensor([numbers], dtype=dtype, device=self.device)
+        return self._same[numbers]
 
 
 def _fit(image: Tensor, width: int, height: int, channels: int) -> Tensor:

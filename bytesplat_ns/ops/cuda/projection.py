@@ -48,7 +48,7 @@ def project_ahead(
     device, stored = gaussians.device, gaussians.features_rest.shape[1]
     blocks_per_view = -(-len(gaussians) // THREADS)
     blocks = len(cameras) * blocks_per_view
-    scratch = torch.zeros(1 + blocks, dtype=torch.int64, device=device)
+    state, counter, lookback = torch.zeros(3 + 1 + blocks, dtype=torch.int64, device=device).split((3, 1, blocks))
     ids = torch.empty(capacity, dtype=torch.int64, device=device)
     ascending = ids_ascend(gaussians.ids)
     if not ascending:
@@ -59,7 +59,7 @@ def project_ahead(
         view=torch.empty(capacity, dtype=torch.int32, device=device),
         radius=torch.empty(capacity, device=device),
         ids=ids,
-        state=torch.zeros(3, dtype=torch.int64, device=device),
+        state=state,
         ascending=ascending,
     )
     degree = used_degree(settings.sh_degree, stored)
@@ -83,8 +83,8 @@ def project_ahead(
         records.radius,
         records.ids,
         capacity,
-        scratch[:1].view(torch.int32),
-        scratch[1:],
+        counter.view(torch.int32),
+        lookback,
         records.state,
     )
     return records

@@ -58,7 +58,7 @@ class Replay:
         if places != self._places:
             self._places = places
             self._recordings.clear()
-        parts = list(_parts(inputs))
+        parts = _parts(inputs)
         shapes = tuple((part.shape, part.dtype) if isinstance(part, Tensor) else part for part in parts)
         while True:
             key_now = key, shapes, ahead.capacities(self.device)
@@ -84,15 +84,19 @@ class Recording:
     def __init__(self, recorder: Recorder, stages: Callable[..., T], inputs: Sequence[Any]) -> None:
         copies = [torch.empty_like(p) if isinstance(p, Tensor) else p for p in _parts(inputs)]
         self._memory = [copy for copy in copies if isinstance(copy, Tensor)]
+        self._held: list[tuple[Tensor | None, int]] = [(None, 0)] * len(self._memory)  # whose values it has, and which
         self._counts = Counts(recorder.device, recorded=True)
         inside = _rebuilt(inputs, iter(copies))
         with recording(self._counts):
             self._replay, self.result = recorder.record(lambda: stages(*inside))
 
-    def run(self, parts: Iterable[Any]) -> list[int]:
+    def run(self, parts: Sequence[Any]) -> list[int]:
         """One round. Returns its counts as soon as they are known; the GPU goes on."""
-        for memory, part in zip(self._memory, (p for p in parts if isinstance(p, Tensor)), strict=True):
-            memory.copy_(part, non_blocking=True)
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        for i, (memory, part, (held, version)) in enumerate(zip(self._memory, tensors, self._held, strict=True)):
+            if part is not held or part._version != version:  # views of one camera have the same intrinsics
+                memory.copy_(part, non_blocking=True)
+                self._held[i] = part, part._version
         self._counts.expect()
         self._replay()
         return self._counts.read()
@@ -127,24 +131,20 @@ class Recorder:
         return graph.replay, result
 
 
-def _parts(inputs: Iterable[Any]) -> Iterator[Any]:
+def _parts(inputs: Iterable[Any]) -> list[Any]:
     """The inputs, dataclasses taken apart."""
+    parts: list[Any] = []
     for value in inputs:
-        if is_dataclass(value):
-            yield from _parts(_fields(value))
+        if isinstance(value, Tensor) or not is_dataclass(value):
+            parts.append(value)
         else:
-            yield value
+            parts += [getattr(value, field.name) for field in fields(value)]
+    return parts
 
 
 def _rebuilt(inputs: Iterable[Any], parts: Iterator[Any]) -> list[Any]:
     """The inputs put together again from other parts."""
     return [
-        replace(value, **dict(zip((f.name for f in fields(value)), _rebuilt(_fields(value), parts), strict=True)))
-        if is_dataclass(value)
-        else next(parts)
+        replace(value, **{field.name: next(parts) for field in fields(value)}) if is_dataclass(value) else next(parts)
         for value in inputs
     ]
-
-
-def _fields(value: Any) -> list[Any]:
-    return [getattr(value, field.name) for field in fields(value)]
