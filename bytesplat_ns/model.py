@@ -6,7 +6,8 @@ of the run (resolution, SH degree, background) and renders single views for eval
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -109,6 +110,7 @@ class ByteSplatModel(SplatfactoModel):
         random = config.background_color == "random"
         self.background_color = torch.tensor(VIEWER_BACKGROUND) if random else get_color(config.background_color)
         self._backgrounds: tuple[int, Tensor] | None = None  # number of a block, and its colours
+        self.render_for_viewer: Callable[..., dict[str, Tensor]] | None = None  # for threads that may not
         self.seed = seed
         self.images_seen = 0
         self.timeline = Timeline(REFERENCE_IMAGES, config.schedule_length or REFERENCE_IMAGES)
@@ -198,6 +200,14 @@ class ByteSplatModel(SplatfactoModel):
         image, _ = ops.render(gaussians, cameras, self.settings())
         background = self.training_backgrounds(1)[0] if self.training else self.background_color.to(self.device)
         return image, background
+
+    def get_outputs_for_camera(  # type: ignore[override]
+        self, camera: NerfstudioCameras, obb_box: OrientedBox | None = None
+    ) -> dict[str, Tensor]:
+        """What a camera sees, within a box. Where several ranks train, the viewer's threads have it made by all."""
+        if self.render_for_viewer is not None and threading.current_thread() is not threading.main_thread():
+            return self.render_for_viewer(camera, obb_box)
+        return super().get_outputs_for_camera(camera, obb_box)
 
     def get_outputs(self, camera: NerfstudioCameras) -> dict[str, Tensor]:  # type: ignore[override]
         """What a camera sees: rgb [H, W, 3], depth [H, W, 1], accumulation [H, W, 1], background [3] or [H, W, 3]."""

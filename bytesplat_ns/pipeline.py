@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.model_components.lib_bilagrid import total_variation_loss
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
@@ -379,6 +381,11 @@ class ByteSplatPipeline(VanillaPipeline):
             rows = evaluation.evaluate(self.model, data_loader, output_path, image_prefix, self.ranks)
         self.train()
         return evaluation.averages(rows, get_std)
+
+    def render_together(self, camera: Cameras, obb_box: OrientedBox | None) -> dict[str, Tensor] | None:
+        """What a camera sees, on the first rank; the viewer there has put its model into evaluation mode."""
+        with shown(self.model, self.ranks), torch.no_grad():
+            return self.model.get_outputs_for_camera(camera, obb_box) if self.ranks.rank == 0 else None
 
     def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Metrics of one held-out photo, and pictures; the same on every rank."""

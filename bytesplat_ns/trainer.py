@@ -7,7 +7,7 @@ import shlex
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Literal, NoReturn
 from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
-from nerfstudio.utils.decorators import check_viewer_enabled
 from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
@@ -26,6 +25,7 @@ from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
 from bytesplat_ns.parallel.ranks import RankLeft
 from bytesplat_ns.parallel.traffic import Traffic, summary
+from bytesplat_ns.parallel.viewer import ViewerLock
 from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
 from bytesplat_ns.run import checkpoint, memory
 from bytesplat_ns.run.checkpoint import CheckpointError
@@ -75,6 +75,9 @@ class ByteSplatTrainer(Trainer):
         refuse_idle_options(config, self.ranks.size)
         super().__init__(config, local_rank, world_size)
         self.local_rank = self.ranks.rank  # nerfstudio starts a viewer where it is 0
+        self.together = self.ranks.size > 1 and config.is_viewer_enabled()  # ranks render for the viewer
+        if self.together:
+            self.train_lock = ViewerLock(self.ranks, lambda *view: self.pipeline.render_together(*view))
         self.traffic = Traffic(self.ranks)
 
     # Setup and resume --------------------------------------------------------------------------------------------
@@ -156,6 +159,8 @@ class ByteSplatTrainer(Trainer):
             )
             reports = self.base_dir / "metrics.jsonl"
         self._init_viewer_state()
+        if self.together:
+            self.pipeline.model.render_for_viewer = self.train_lock.ask
         self.stop_training = False
         self._steps_done = self._steps_saved = self._start_step
         self._adam_steps = self.pipeline.optimizer.steps  # its count when they were done
@@ -165,25 +170,26 @@ class ByteSplatTrainer(Trainer):
 
     def _run_steps(self) -> None:
         with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
-            step = self._start_step
-            while step < self.total_steps and self._wait_while_paused():
-                self.step = step
-                self._train_step(step)
-                step += 1
+            while self._steps_done < self.total_steps and self._wait_while_paused():
+                self.step = self._steps_done
+                self._train_step(self.step)
 
     def _train_step(self, step: int) -> None:
         last = step + 1 == self.total_steps
         logged = last or step_check(step, self.config.logging.steps_per_log, run_at_zero=True)
         # The viewer's render thread takes the lock too.
-        with self.train_lock, self.traffic.measured() if logged else nullcontext():
-            report = self.pipeline.train_round()
+        with self.train_lock:
+            if self.ranks.heard:
+                raise Interrupted
+            with self.traffic.measured() if logged else nullcontext():
+                report = self.pipeline.train_round()
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
         if self.ranks.size > 1:
             self._count_steps(step + 1)
         self._update_viewer_state(step)
         if logged:
             self._log(step, report)
-        if self.pipeline.datamanager.eval_dataset:
+        if self.pipeline.datamanager.eval_dataset and self._evaluates(step):
             with self.interrupt.abandonable(), self.train_lock:
                 self.eval_iteration(step)
         if not last and step_check(step, self.config.steps_per_save):
@@ -204,12 +210,22 @@ class ByteSplatTrainer(Trainer):
             self.progress.warn("the event log", error)
 
     def _wait_while_paused(self) -> bool:
-        """False when training was stopped (``shutdown``); raises ``Interrupted`` on a signal."""
-        while self.training_state == "paused" and not self.stop_training and not self.interrupt.signal:
-            time.sleep(0.01)
-        if self.ranks.heard:
-            raise Interrupted
+        """False when training was stopped (``shutdown``)."""
+
+        def goes_on() -> bool:
+            return self.training_state != "paused" or self.stop_training or self.interrupt.signal is not None
+
+        self._serve_viewer(until=goes_on)
         return not self.stop_training
+
+    def _serve_viewer(self, until: Callable[[], bool]) -> None:
+        """Waits on the first rank, for which the others wait when they want the lock."""
+        if self.ranks.rank > 0:
+            return
+        if self.together:
+            self.train_lock.serve(until)
+        while not until():
+            time.sleep(0.01)
 
     def _log(self, step: int, report: RoundReport) -> None:
         values, images = report.read(self.ranks), self.pipeline.model.images_seen
@@ -232,20 +248,32 @@ class ByteSplatTrainer(Trainer):
 
     def eval_iteration(self, step: int) -> None:
         """One held-out photo, or all of them, at their intervals (without an event log, never); all after the last."""
-        last = step + 1 == self.total_steps
-        config = self.config
-        logged = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
-        if logged and step_check(step, self.config.steps_per_eval_image):
+        if self._evaluates_one(step):
             metrics, images = self.pipeline.get_eval_image_metrics_and_images(step=step)
             writer.put_dict("Eval Images Metrics", metrics, step)
             for name, image in images.items():
                 writer.put_image(f"Eval Images/{name}", image, step)
-        if last or (logged and step_check(step, self.config.steps_per_eval_all_images)):
+        if self._evaluates_all(step):
             metrics = self.pipeline.get_average_eval_image_metrics(step=step)
             writer.put_dict("Eval Images Metrics Dict (all images)", metrics, step)
             quality = {f"eval_{k}": metrics[k] for k in ("psnr", "ssim", "lpips") if k in metrics}
             self.progress.write(step=step + 1, images=self.pipeline.model.images_seen, **quality)
             CONSOLE.print(f"step {step + 1:,}: held-out photos {_summary(metrics)}", highlight=False)
+
+    def _evaluates(self, step: int) -> bool:
+        return self._evaluates_one(step) or self._evaluates_all(step)
+
+    def _evaluates_one(self, step: int) -> bool:
+        return self._has_event_log and step_check(step, self.config.steps_per_eval_image)
+
+    def _evaluates_all(self, step: int) -> bool:
+        regularly = self._has_event_log and step_check(step, self.config.steps_per_eval_all_images)
+        return regularly or step + 1 == self.total_steps
+
+    @property
+    def _has_event_log(self) -> bool:
+        config = self.config
+        return config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
 
     # The end -----------------------------------------------------------------------------------------------------
 
@@ -257,13 +285,15 @@ class ByteSplatTrainer(Trainer):
         if not self.config.viewer.quit_on_train_completion:
             self._train_complete_viewer()
 
-    @check_viewer_enabled
     def _train_complete_viewer(self) -> None:
         """Leaves the viewer up until a signal comes: the usual way to end it."""
-        self.viewer_state.training_complete()
-        tell("Use ctrl+c to quit")
-        while not self.interrupt.signal:
-            time.sleep(0.05)
+        if self.viewer_state is not None:
+            self.viewer_state.training_complete()
+            tell("Use ctrl+c to quit")
+            self._serve_viewer(until=lambda: self.interrupt.signal is not None)
+        if self.together:
+            with self.train_lock:  # where the other ranks have been waiting
+                pass
 
     def _stop_early(self) -> NoReturn:
         self._save_last()
@@ -357,8 +387,8 @@ def _summary(metrics: Mapping[str, float]) -> str:
 def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
     """Options of the stock trainer whose purpose would not be met here are errors."""
     found: list[str] = []
-    if world_size > 1 and (config.is_viewer_enabled() or config.is_viewer_legacy_enabled()):
-        found.append(f"--vis {config.vis} with several ranks (--vis tensorboard shows how the run gets on)")
+    if world_size > 1 and config.is_viewer_legacy_enabled():
+        found.append("--vis viewer_legacy with several ranks (--vis viewer can)")
     if config.mixed_precision or config.use_grad_scaler:
         found.append("--mixed-precision, --use-grad-scaler (gradients are computed in float32)")
     if config.gradient_accumulation_steps:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import torch
 from nerfstudio.scripts import train
 
 from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.parallel import launch, ranks, watch
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.splats import initialization
 
@@ -75,6 +78,28 @@ def allocation_fails(stage: str, at: int, *words: str) -> None:
         return stock(*arguments, **options)
 
     setattr(*where, failing)
+    ns_train(*words)
+
+
+def on_one_rank(rank: int, at: int, trouble: str, *words: str) -> None:
+    """After ``at`` rounds, one of several ranks has trouble."""
+    acts = {
+        "error": lambda: (_ for _ in ()).throw(ValueError("a photo fell off the wall")),
+        "memory": lambda: torch.empty(1 << 55),
+        "kill": lambda: signal.raise_signal(signal.SIGKILL),
+        "stop": lambda: signal.raise_signal(signal.SIGSTOP),
+        "SIGTERM": lambda: signal.raise_signal(signal.SIGTERM),
+    }
+    watch.SILENCE, watch.GRACE, launch.GRACE = 3.0, 1.0, 1.0  # seconds
+    _before_each_round(lambda done: acts[trouble]() if done == at and ranks.of_process().rank == rank else None)
+    ns_train(*words)
+
+
+def from_torchrun(rank: int, size: int, port: int, *words: str) -> None:
+    """One of the processes that ``torchrun`` starts: this is what it tells them."""
+    environment = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()})
     ns_train(*words)
 
 

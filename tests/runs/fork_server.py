@@ -26,6 +26,11 @@ class Child:
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
     def wait_for(self, text: str, seconds: float = 60) -> None:
         """Returns once the child has printed ``text``."""
         deadline = time.monotonic() + seconds

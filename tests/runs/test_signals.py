@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import signal
-import socket
 import threading
 import time
 
 import pytest
 from ns_train import wait_until
+from viewer_client import free_port
 
 from bytesplat_ns.run.interrupt import Interrupt, Interrupted
 
@@ -18,12 +18,6 @@ def fragment(output: str) -> list[str]:
     """The words that the run told to give the next time."""
     (line,) = [line for line in output.splitlines() if line.startswith("--load-dir")]
     return shlex.split(line)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -7,12 +7,11 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import viser.transforms as vtf
-from commands import Process
 from PIL import Image
 from websockets.sync.client import connect
 
@@ -24,6 +23,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class Process(Protocol):
+    """What shows the viewer."""
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def running(self) -> bool: ...
 
 
 class ViewerClient:
