@@ -323,9 +323,10 @@ class ByteSplatPipeline(VanillaPipeline):
         rising = range(model.initial_sh_degree + 1, options.sh_degree + 1)
         degrees = [timeline.images(options.sh_degree_interval) * k for k in rising]
         resets = [m for m in range(timeline.total) if schedule.resets_at(m, m + 1)]
+        gaussians = sum(self.ranks.share(model.num_points))
         scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
         lines = [
-            f"{model.num_points:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
+            f"{gaussians:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
             f"{timeline.total:,} images in rounds of {views}, on {model.device} "
             f"({ops.backend(model.device.type).__name__.rpartition('.')[2]} kernels).",
             f"Schedules for {timeline.length:,} images ({scaled}), in images: "
@@ -337,9 +338,12 @@ class ByteSplatPipeline(VanillaPipeline):
             lines.append(self.datamanager.sharing.describe())
         if views > 1:
             scale = RoundScale(views)
+            steps, images = self.rounds_until(timeline.total), timeline.total - model.images_seen
             lines.append(
-                f"Rounds of {views} views: learning rates x {scale.learning_rate(1):.3g}, "
-                f"Adam betas {', '.join(f'{b:.4g}' for b in scale.betas(*BETAS))}."
+                f"Rounds of {views} views: {steps:,} steps for {images:,} images. In a round of B views learning rates "
+                f"are sqrt(B) times as large, Adam's betas are taken to the power of B and its epsilon is divided by "
+                f"sqrt(B): x {scale.learning_rate(1):.3g}, {', '.join(f'{b:.4g}' for b in scale.betas(*BETAS))} and "
+                f"{scale.epsilon(EPSILON):.3g} for B = {views}."
             )
         return lines
 

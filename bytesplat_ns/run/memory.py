@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import platform
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,36 +98,46 @@ def limits_of_control_groups(
 
 
 def preflight(pipeline: ByteSplatPipeline) -> tuple[str, bool]:
-    """One line on what a run that is about to begin will need, and whether that is more than there is."""
-    model, data = pipeline.model, pipeline.datamanager
+    """One line on what a run that is about to begin will need, and whether that is more than there is.
+
+    Of several ranks, which call this together, each is asked for its share, and the first speaks for all.
+    """
+    model, data, ranks = pipeline.model, pipeline.datamanager, pipeline.ranks
     cameras = data.train_dataset.cameras
     pixels = int((cameras.width * cameras.height).max())
     need = Need.of(pipeline.store, data.views_per_round, pixels, pipeline.strategy.schedule.observes(model.images_seen))
     caches = [data.train_photos, data.eval_photos] if data.eval_dataset else [data.train_photos]
     photos = sum(cache.pending for cache in caches if cache.place.type == model.device.type)
+    # Ranks on CPUs of one machine share its memory.
+    here = ranks.share(platform.node()).count(platform.node()) if model.device.type == "cpu" else 1
     # The state of the Gaussians that are there already is not free any more.
-    room = free_bytes(model.device) + model.num_points * need.state
-    return judge(need, model.config.max_gaussians, photos, room)
+    room = free_bytes(model.device) // here + model.num_points * need.state
+    if ranks.size > 1:
+        # A rank has what all views show of its Gaussians, and as much again of the others' for the views it owns.
+        need = replace(need, step=2 * need.step, images=-(-need.images // ranks.size))
+    return judge(need, -(-model.config.max_gaussians // ranks.size), photos, room, ranks.size)
 
 
-def judge(need: Need, at_most: int, photos: int, room: int) -> tuple[str, bool]:
+def judge(need: Need, at_most: int, photos: int, room: int, ranks: int = 1) -> tuple[str, bool]:
     """The line of ``preflight``, and whether it is bad news.
 
     Args:
-        at_most: Gaussians that there may be.
+        at_most: Gaussians that there may be, on each rank.
         photos: bytes that photos will still take.
         room: bytes for all of this.
+        ranks: how many need as much.
     """
+    whose = "this run" if ranks == 1 else f"each of {ranks} ranks"
     fit = need.fitting(room - photos)
     line = (
-        f"Memory: this run will need about {_size(need.total(at_most) + photos)} for {at_most:,} Gaussians (at most), "
+        f"Memory: {whose} will need about {_size(need.total(at_most) + photos)} for {at_most:,} Gaussians (at most), "
         f"views and photos; {fit:,} Gaussians fit into the {_size(room)} that it can have."
     )
     if fit >= at_most:
         return line, False
     return (
         f"{line} Unless the scene needs fewer, it will run out of memory: lower --pipeline.model.max-gaussians to "
-        f"{max(fit, 1)}, or {_ADVICE}.",
+        f"{max(fit, 1) * ranks}, or {_ADVICE}.",
         True,
     )
 
