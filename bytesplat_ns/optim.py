@@ -27,13 +27,14 @@ class GaussianAdam:
 
     Attributes:
         steps: steps taken so far.
+        begun: the same, and one more as soon as the next has begun to move parameters.
         age: views of all steps so far. Bias correction needs the product of all betas, which is
             ``beta ** (age / views)`` however many views the rounds had.
     """
 
     def __init__(self, store: GaussianStore) -> None:
         self.store = store
-        self.steps = self.age = 0
+        self.steps = self.begun = self.age = 0
         self._views = 0
         self._step: AdamStep | None = None  # the one prepared last
         for name in Gaussians.PARAMETERS:
@@ -53,7 +54,7 @@ class GaussianAdam:
             rates: learning rate by parameter name.
             views: of the round. A round of several views is a longer step, with betas to their number.
         """
-        self._views = views
+        self._views, self.begun = views, self.steps
         step = AdamStep(rates, betas, eps, number=(self.age + views) / views)
         self._step = fused.place_adam(step, self.store.device, self._step)
 
@@ -79,6 +80,7 @@ class GaussianAdam:
         """
         assert self._step is not None, "prepare comes first"
         moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
+        self.begun = self.steps + 1
         return fused.project_backward_adam(
             self.store.gaussians(), cameras, settings, records, rows, moments, self._step, regularizers, poses
         )
@@ -86,6 +88,7 @@ class GaussianAdam:
     def count(self) -> None:
         """The prepared step has taken place."""
         self.steps += 1
+        self.begun = self.steps
         self.age += self._views
 
     @property
@@ -112,7 +115,8 @@ class GaussianAdam:
         return {"steps": self.steps, "age": self.age}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.age = state["steps"], state["age"]
+        self.steps = self.begun = state["steps"]
+        self.age = state["age"]
 
 
 def step_on_round(

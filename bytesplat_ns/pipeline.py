@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.cameras.cameras import Cameras as NerfstudioCameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.model_components.lib_bilagrid import total_variation_loss
@@ -386,7 +386,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.train()
         return evaluation.averages(rows, get_std)
 
-    def render_together(self, camera: Cameras, obb_box: OrientedBox | None) -> dict[str, Tensor] | None:
+    def render_together(self, camera: NerfstudioCameras, obb_box: OrientedBox | None) -> dict[str, Tensor] | None:
         """What a camera sees, on the first rank; the viewer there has put its model into evaluation mode."""
         with shown(self.model, self.ranks), torch.no_grad():
             return self.model.get_outputs_for_camera(camera, obb_box) if self.ranks.rank == 0 else None

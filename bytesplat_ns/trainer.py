@@ -319,7 +319,7 @@ class ByteSplatTrainer(Trainer):
 
         Returns what went wrong, if something did.
         """
-        whole = self.pipeline.optimizer.steps == self._adam_steps
+        whole = self.pipeline.optimizer.begun == self._adam_steps
         done = self.ranks.share(self._steps_done if whole else None)
         if None in done or len(set(done)) > 1:
             return None

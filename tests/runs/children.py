@@ -16,6 +16,7 @@ import torch
 from nerfstudio.scripts import train
 
 from bytesplat_ns.density.store import GaussianStore
+from bytesplat_ns.density.strategy import DefaultStrategy
 from bytesplat_ns.parallel import launch, ranks, watch
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.splats import initialization
@@ -67,6 +68,7 @@ def allocation_fails(stage: str, at: int, *words: str) -> None:
     where = {
         "neighbours": (initialization, "neighbour_distance"),
         "loss": (ByteSplatPipeline, "_loss"),
+        "observe": (DefaultStrategy, "observe"),
         "edit": (GaussianStore, "edit"),
     }[stage]
     stock, done = getattr(*where), [0]

@@ -120,8 +120,9 @@ def test_no_memory_in_a_step_saves_what_was_there_before_it(server, run):
     assert len(run.checkpoint(7)["bytesplat"]["gaussians"]["ids"]) == 500, "the advice can be followed"
 
 
-def test_no_memory_for_growth_leaves_the_last_checkpoint(server, run):
-    child = server.start("allocation_fails", "edit", 6, *run.words("--steps-per-save", 4, steps=100))
+@pytest.mark.parametrize("stage", ["observe", "edit"])
+def test_no_memory_once_parameters_have_moved_leaves_the_last_checkpoint(stage, server, run):
+    child = server.start("allocation_fails", stage, 6, *run.words("--steps-per-save", 4, steps=100))
     assert child.end() == 1, child.output
     assert "Traceback" not in child.output
     assert len(run.steps()) == 1 and run.steps()[0] % 4 == 0
