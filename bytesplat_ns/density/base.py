@@ -40,6 +40,9 @@ class Strategy(ABC):
     2. ``regularizers``, to add to the gradients of the optimizer step;
     3. ``observe``, if it ``observes``, and ``update``, after the optimizer step.
 
+    On a GPU ``regularizers`` and ``observe`` are called for one round and recorded for those like it: they launch work
+    on tensors, wait for none of it, and use no number that changes before the tables do.
+
     The outcome depends on ids, not on rows: shuffled, or spread over ranks, the same Gaussians come out. What a
     strategy remembers are columns of the store, which follow their rows and are saved with it.
 

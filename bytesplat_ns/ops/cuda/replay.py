@@ -33,13 +33,13 @@ class Replay:
     KEPT = 16
     """Most recordings at a time. Nothing is evicted: what comes around again is likely to be among the first."""
 
-    LARGEST = 4_000_000
+    LARGEST = 2_000_000
     """Most Gaussians of a recording: with more the GPU is busy enough, and a recording keeps buffers of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._recorder = Recorder(device)
-        self._places: tuple[int, ...] = ()  # of the tables that the recordings were made for
+        self._places: tuple[tuple[int, int], ...] = ()  # and lengths of the tables that the recordings were made for
         self._recordings: dict[Hashable, Recording | None] = {}  # None: met once
 
     def __call__(self, stages: Callable[..., T], inputs: Sequence[Any], tables: Sequence[Tensor], key: Hashable) -> T:
@@ -54,7 +54,7 @@ class Replay:
         """
         if key is None or len(tables[0]) > self.LARGEST:
             return stages(*inputs)
-        places = tuple(table.data_ptr() for table in tables)
+        places = tuple((table.data_ptr(), len(table)) for table in tables)
         if places != self._places:
             self._places = places
             self._recordings.clear()
