@@ -1,6 +1,6 @@
 """Trains a synthetic city of 1M to 120M Gaussians on one device, and says what a step takes.
 
-    python benchmarks/city.py --gaussians 1000000 10000000 100000000 [--out results.json]
+    python benchmarks/city.py --gaussians 1000000 10000000 100000000 [--deferred-adam off on] [--out results.json]
     python benchmarks/city.py --gaussians 10000000 --write FOLDER     # the same city for ns-train
 
 The photos are rendered from the whole city by our own rasterizer, 8 bits a channel, and kept in memory. Training starts
@@ -21,6 +21,7 @@ import time
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,9 @@ class CityModel(ByteSplatModel):
         return parameters
 
 
-def pipeline_of(capture: Capture, parameters: Parameters, options: argparse.Namespace) -> ByteSplatPipeline:
+def pipeline_of(
+    capture: Capture, parameters: Parameters, deferred_adam: str, options: argparse.Namespace
+) -> ByteSplatPipeline:
     """The method's pipeline, ready for ``options.steps`` steps."""
     count, device = len(parameters["means"]), capture.photos.device
     model = ByteSplatModelConfig(background_color="white", num_downscales=0, max_gaussians=count)
@@ -152,7 +155,8 @@ def pipeline_of(capture: Capture, parameters: Parameters, options: argparse.Name
     model._target = partial(CityModel, start=parameters)
     data = ByteSplatDataManagerConfig(views_per_round=options.views_per_round)
     data._target = partial(CityPhotos, capture)
-    pipeline = ByteSplatPipeline(ByteSplatPipelineConfig(datamanager=data, model=model), device=device)
+    config = ByteSplatPipelineConfig(datamanager=data, model=model, deferred_adam=deferred_adam)
+    pipeline = ByteSplatPipeline(config, device=device)
     optimizers = deepcopy(bytesplat.config.optimizers)
     rate = MEANS_RATE * capture.city.spacing
     optimizers["means"]["optimizer"].lr, optimizers["means"]["scheduler"] = rate, None
@@ -212,14 +216,15 @@ def visibility(gaussians: Gaussians, capture: Capture) -> dict[str, int]:
     }
 
 
-def measure(count: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def measure(count: int, deferred_adam: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """One size: city, photos, steps."""
     began = time.perf_counter()
     city = City(round(count / options.kept), options.seed)
     capture = photograph(city, city.gaussians(device), options)
     photographed = time.perf_counter()
     disorder = Disorder(options.kept, options.noise)
-    pipeline = pipeline_of(capture, start(city, count, disorder, device, options.order), options)
+    parameters = start(city, count, disorder, device, options.order)
+    pipeline = pipeline_of(capture, parameters, deferred_adam, options)
     model = pipeline.model
     before = {name: quality(model.gaussians(), capture, getattr(capture, name)) for name in ("training", "held_out")}
     seen = visibility(model.gaussians(), capture)
@@ -236,6 +241,7 @@ def measure(count: int, options: argparse.Namespace, device: torch.device) -> di
     return {
         "gaussians": count,
         "gaussians_after": model.num_points,
+        "deferred": pipeline.optimizer.deferral.lag is not None,
         "ms_per_step": round(statistics.median(times), 3),
         "images_per_s": round(1e3 * options.views_per_round * len(times) / sum(times), 2),
         "psnr_before": before,
@@ -309,6 +315,8 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.3, help="disorder of the start, see city_scene.py")
     parser.add_argument("--order", choices=("lots", "mixed"), default="mixed", help="of the Gaussians in memory")
     parser.add_argument("--density", choices=("fixed", "default", "mcmc"), default="fixed", help="density control")
+    choices = ("auto", "on", "off")
+    parser.add_argument("--deferred-adam", choices=choices, nargs="+", default=["off"], help="a run each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--write", type=Path, help="write a nerfstudio folder of the first size instead of training")
@@ -327,8 +335,8 @@ def main() -> None:
         "options": {k: v for k, v in vars(options).items() if k not in ("out", "write")},
         "sizes": [],
     }
-    for count in options.gaussians:
-        row = measure(count, options, device)
+    for count, deferred_adam in product(options.gaussians, options.deferred_adam):
+        row = measure(count, deferred_adam, options, device)
         gc.collect()  # the pipeline refers to itself
         result["sizes"].append(row)
         print("  ".join(f"{name} {value:,}" for name, value in row.items() if not isinstance(value, dict)))

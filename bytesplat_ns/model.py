@@ -113,6 +113,7 @@ class ByteSplatModel(SplatfactoModel):
         self.render_for_viewer: Callable[..., dict[str, Tensor]] | None = None  # for threads that may not
         self.seed = seed
         self.images_seen = 0
+        self.settle: Callable[[], None] = lambda: None  # brings updates to the present that training has put off
         self.timeline = Timeline(REFERENCE_IMAGES, config.schedule_length or REFERENCE_IMAGES)
 
     def _initial_parameters(self, seed: int) -> initialization.Parameters:
@@ -148,6 +149,7 @@ class ByteSplatModel(SplatfactoModel):
 
     def gaussians(self) -> Gaussians:
         """The raw parameters, detached: stages return gradients explicitly."""
+        self.settle()
         return Gaussians(**{name: p.detach() for name, p in self.gauss_params.items()}, ids=self.ids)
 
     def downscale(self) -> int:
@@ -193,6 +195,7 @@ class ByteSplatModel(SplatfactoModel):
             width=width,
             height=height,
         )
+        self.settle()
         gaussians = Gaussians(**dict(self.gauss_params.items()), ids=self.ids)
         if self.crop_box is not None and not self.training:
             inside = self.crop_box.within(self.means).squeeze(-1)
@@ -299,8 +302,13 @@ class ByteSplatModel(SplatfactoModel):
         self.initial_sh_degree = state.get("initial_sh_degree", 0)  # files of earlier versions lack it
         self.timeline = Timeline(state["total"], state["length"])
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        self.settle()
+        return super().state_dict(*args, **kwargs)
+
     def load_state_dict(self, state: dict[str, Any], **kwargs: Any):  # type: ignore[override]
         """Loads parameters of any number of Gaussians; without a record of progress the model counts as trained."""
+        self.settle()
         count = len(state["gauss_params.means"])
         for name, parameter in self.gauss_params.items():
             shape = (count, *parameter.shape[1:])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bytesplat_ns.deferral import Deferral
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, Records, RenderSettings
@@ -18,9 +20,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class GaussianAdam:
     """Dense Adam (Kingma and Ba, 2015, algorithm 1) with a learning rate per parameter tensor.
 
-    Dense means that Gaussians without a gradient keep moving with their momentum. The moments are columns
-    ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their rows; a new row
-    starts with zero moments.
+    Dense means that Gaussians without a gradient keep moving with their momentum, be it later (``deferral``). The
+    moments are columns ``<parameter>.exp_avg`` and ``<parameter>.exp_avg_sq`` of the store, so they follow their
+    rows; a new row starts with zero moments.
 
     A step is ``prepare``, which depends on the round's number of views alone; ``step_from_rows``, which launches it
     and may have to be repeated, or is recorded and replayed; and ``count``, once it has taken place.
@@ -34,6 +36,7 @@ class GaussianAdam:
 
     def __init__(self, store: GaussianStore) -> None:
         self.store = store
+        self.deferral = Deferral(store)
         self.steps = self.begun = self.age = 0
         self._views = 0
         self._step: AdamStep | None = None  # the one prepared last
@@ -57,6 +60,18 @@ class GaussianAdam:
         self._views, self.begun = views, self.steps
         step = AdamStep(rates, betas, eps, number=(self.age + views) / views)
         self._step = fused.place_adam(step, self.store.device, self._step)
+        self.deferral.prepare()
+
+    @torch.no_grad()
+    def gaussians(self, cameras: Cameras, settings: RenderSettings) -> Gaussians:
+        """The Gaussians of the prepared step: live, and up to date as far as these views show them."""
+        self.deferral.catch_up(cameras, settings)
+        live = self.store.gaussians()
+        return replace(live, **{name: getattr(live, name).detach() for name in Gaussians.PARAMETERS})
+
+    def tables(self) -> list[Tensor]:
+        """What a step reads and writes: the store's tables, and where colours are put off, the record of steps."""
+        return [*self.store.live(), *self.deferral.tables()]
 
     @torch.no_grad()
     def step_from_rows(
@@ -79,17 +94,18 @@ class GaussianAdam:
             dL/d(viewmats) [V, 4, 4], or None if it is not wanted.
         """
         assert self._step is not None, "prepare comes first"
-        moments = {name: self.moments(name) for name in Gaussians.PARAMETERS}
+        moments = {name: self._moments(name) for name in Gaussians.PARAMETERS}
         self.begun = self.steps + 1
-        return fused.project_backward_adam(
-            self.store.gaussians(), cameras, settings, records, rows, moments, self._step, regularizers, poses
-        )
+        arguments = cameras, settings, records, rows, moments, self._step, regularizers, poses
+        return fused.project_backward_adam(self.store.gaussians(), *arguments, self.deferral.lag)
 
     def count(self) -> None:
         """The prepared step has taken place."""
         self.steps += 1
         self.begun = self.steps
         self.age += self._views
+        assert self._step is not None, "prepare comes first"
+        self.deferral.count(self._step)
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -97,7 +113,11 @@ class GaussianAdam:
         return {} if self._step is None else self._step.rates
 
     def moments(self, name: str) -> tuple[Tensor, Tensor]:
-        """First and second moment of a parameter, both shaped like it; live, until rows come or go."""
+        """First and second moment of a parameter, both shaped like it; until the next step, or rows come or go."""
+        self.deferral.settle()
+        return self._moments(name)
+
+    def _moments(self, name: str) -> tuple[Tensor, Tensor]:
         first, second = (self.store.columns[f"{name}.{moment}"] for moment in MOMENTS)
         return first, second
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
+from bytesplat_ns.deferral import Choice
 from bytesplat_ns.density.base import DensityReport
 from bytesplat_ns.density.control import density_control
 from bytesplat_ns.density.store import GaussianStore
@@ -52,6 +53,8 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
     """specifies the model config"""
     rebalance_threshold: float = 1.2
     """with several ranks, load of the busiest one, over the mean, beyond which Gaussians move at the end of an epoch"""
+    deferred_adam: Choice = "off"
+    """let colours that no view shows catch up later, with the same outcome: on, off, or where it should pay (auto)"""
 
     checkpoints: ClassVar[Path] = Path()  # of the run that a tool looks at; neither an option nor stored with the run
 
@@ -143,7 +146,7 @@ class ByteSplatPipeline(VanillaPipeline):
             #    and rows of its own Gaussians in all views, and images of its own views with everybody's Gaussians.
             here = replace(batch, cameras=cameras if one_rank else batch.cameras, target=target, mask=mask)
             there = self.exchange.differentiate(
-                model.gaussians(),
+                self.optimizer.gaussians(cameras, settings),
                 cameras,
                 round.owners,
                 here.cameras,
@@ -151,7 +154,7 @@ class ByteSplatPipeline(VanillaPipeline):
                 lambda image: self._loss(image, here, background),
                 self.strategy.statistics,
             )
-            # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense.
+            # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense, be it later.
             regularizers = self._regularizers(needles, len(cameras))
             d_viewmats = self.optimizer.step_from_rows(
                 cameras, settings, there.records, there.rows, regularizers, poses_move
@@ -164,8 +167,8 @@ class ByteSplatPipeline(VanillaPipeline):
         # On a GPU rounds of one kind are recorded once, and replayed: not those that ask autograd or other ranks.
         alone = one_rank and not needles and not self.config.model.use_bilateral_grid
         key = (settings, poses_move) if alone else None
-        inputs = cameras, batch.target, batch.mask, background
-        losses, image, records, d_viewmats = self._run(stages, inputs, self.store.live(), key)
+        inputs, tables = (cameras, batch.target, batch.mask, background), self.optimizer.tables()
+        losses, image, records, d_viewmats = self._run(stages, inputs, tables, key)
         self.optimizer.count()
 
         # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.
@@ -175,6 +178,8 @@ class ByteSplatPipeline(VanillaPipeline):
         before, model.images_seen = model.images_seen, model.images_seen + len(cameras)
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
+        if report is not None:
+            self._consider_deferral()
         if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
             self._balance()
         return RoundReport(losses, image, batch, background, report, records, model.num_points)
@@ -260,6 +265,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.store = GaussianStore(model.gauss_params, model.ids)
         self.optimizer = GaussianAdam(self.store)
         self._run = fused.runner(model.device)
+        model.settle = self.optimizer.deferral.settle
         groups = model.get_param_groups()
         missing = [name for name in groups if name not in optimizers]
         if missing:
@@ -282,6 +288,24 @@ class ByteSplatPipeline(VanillaPipeline):
             model.seed,
             self.ranks.gather,
         )
+        self._consider_deferral()
+
+    def _consider_deferral(self) -> None:
+        """Whether Adam puts off what no view shows: decided by the Gaussians that there are now."""
+        choice, model = self.config.deferred_adam, self.model
+        if self.ranks.size > 1:
+            if choice == "on":
+                raise ValueError("--pipeline.deferred-adam on is for one rank; with several, give auto or off.")
+            choice = "off"
+        data = self.datamanager
+        change = self.optimizer.deferral.consider(
+            choice,
+            data.views_per_round,
+            lambda: data.training_cameras(model.device, model.images_seen),
+            model.settings(),
+        )
+        if change:
+            tell(change)
 
     def _keep_own_part(self) -> None:
         """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""
@@ -370,6 +394,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.datamanager.load_rounds(state["bytesplat"].get("rounds"), self.model.images_seen)
         for name, optimizer in self.shared_optimizers.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        self._consider_deferral()
 
     def get_average_image_metrics(  # type: ignore[override]
         self,

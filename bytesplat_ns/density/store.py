@@ -9,7 +9,7 @@ need not be sorted in each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class GaussianStore:
         ids: [N] int64, global and unique, kept for life.
         next_id: smallest id never used yet by any rank.
         columns: further tensors [N, ...] by name. Look them up again after an edit: it replaces them.
+        settle: brings updates to the present that somebody has put off; called before rows are copied or saved.
     """
 
     def __init__(self, parameters: nn.ParameterDict, ids: Tensor | None = None, next_id: int | None = None) -> None:
@@ -41,6 +42,7 @@ class GaussianStore:
             next_id = int(self.ids.max()) + 1 if len(self) else 0
         self.next_id = next_id
         self.columns: dict[str, Tensor] = {}
+        self.settle: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return self.parameters["means"].shape[0]
@@ -76,6 +78,7 @@ class GaussianStore:
             ids: [m] int64, ids of the children.
             changes: [m, ...] by parameter name, what a child has instead of its parent's value.
         """
+        self.settle()
         source = torch.cat([kept, parents])
         for name, old in list(self.parameters.items()):
             new = old.detach()[source]
@@ -109,7 +112,10 @@ class GaussianStore:
         return {**parameters, **self.columns, "ids": self.ids}
 
     def replace(self, tables: Mapping[str, Tensor]) -> None:
-        """Hold these rows instead of those of now: tables with the names of ``tables()``, in any order of rows."""
+        """Hold these rows instead of those of now: tables with the names of ``tables()``, in any order of rows.
+
+        Whoever takes rows away or brings them calls ``settle`` before it reads ``tables()``.
+        """
         for name, old in list(self.parameters.items()):
             self.parameters[name] = nn.Parameter(tables[name], requires_grad=old.requires_grad)
         self.columns = {name: tables[name] for name in self.columns}
@@ -118,6 +124,7 @@ class GaussianStore:
 
     def state_dict(self) -> dict[str, Any]:
         """Ids and columns, row by row; the parameters are saved by their owner, in the same order."""
+        self.settle()
         return {"ids": self.ids, "next_id": self.next_id, "columns": dict(self.columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from itertools import product
 
 from cuda.core import Program as Compiler
 
-from .cuda import binning, codec, optimizer, projection, raster
+from .cuda import binning, codec, deferred, optimizer, projection, raster
 from .cuda.loss import LOSS
 from .cuda.observe import OBSERVE
 from .cuda.shake import SHAKE
@@ -47,7 +47,12 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
         yield projection.FORWARD, shape
         for multi_view, (poses, fused) in product((0, 1), ((1, 0), (0, 1), (1, 1))):
             if degree == 3 or antialiased == multi_view == 0:
-                yield projection.BACKWARD, shape | {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
+                switches = {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
+                yield projection.BACKWARD, shape | switches | {"DEFERRED": 0}
+                if fused and not poses:
+                    yield projection.BACKWARD, shape | switches | {"DEFERRED": 1}
+    for everyone, antialiased in product((0, 1), (0, 1)):
+        yield deferred.CATCH_UP, {"SH_STORED": 15, "ANTIALIASED": antialiased, "EVERYONE": everyone}
     yield from ((raster.LENGTHS, {"STOP_ADD": stop_add, "INTERVAL": 0, "UNROLL": 1}) for stop_add in (0, 1))
     for stop_add, interval in product((0, 1), (0, 1)):
         switches = {"STOP_ADD": stop_add, "INTERVAL": interval}

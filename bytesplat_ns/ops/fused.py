@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns import ops
+from bytesplat_ns.ops import reference
 from bytesplat_ns.ops.layout import (
+    COLOURS,
     AdamStep,
     Cameras,
     Differentiated,
     Gaussians,
     Image,
     ImageGradients,
+    Lag,
     Records,
     RenderSettings,
 )
@@ -115,6 +118,7 @@ def project_backward_adam(
     step: AdamStep,
     regularizers: Mapping[str, Tensor],
     poses: bool,
+    lag: Lag | None = None,
 ) -> Tensor | None:
     """From gradient rows to moved parameters: ``project_backward``, then ``adam`` on each of the six, in place.
 
@@ -124,19 +128,65 @@ def project_backward_adam(
         moments: exp_avg and exp_avg_sq by parameter name, shaped like the parameter, updated in place.
         regularizers: by parameter name, gradients of regularizers on the parameters themselves, to be added.
         poses: whether the gradient of the poses is wanted.
+        lag: with it, colours are moved only of Gaussians that have a record, which must have been caught up with
+            (``catch_up``); for the others the step goes on record. On the host's (``Lag.past``) whoever knows that the
+            step has taken place puts it.
 
     Returns:
         dL/d(viewmats) [V, 4, 4], or None if it is not wanted.
     """
+    assert lag is None or not regularizers.keys() & set(COLOURS), "colours that no view shows have no gradient"
     arguments = gaussians, cameras, settings, records, rows
     if gaussians.device.type == "cuda":
-        from bytesplat_ns.ops.cuda import projection
+        from bytesplat_ns.ops.cuda import deferred, projection
 
-        return projection.project_backward_adam(*arguments, moments, step, regularizers, poses)
+        d_viewmats = projection.project_backward_adam(*arguments, moments, step, regularizers, poses, lag)
+        if lag is not None:
+            deferred.put_on_record(lag, step, records)
+        return d_viewmats
     gradients = ops.project_backward(*arguments)
     constants = {"beta1": step.betas[0], "beta2": step.betas[1], "eps": step.eps, "step": step.number}
+    shown = None if lag is None else records.gaussian.long().unique()
     for name, gradient in gradients.parameters().items():
         if name in regularizers:
             gradient += regularizers[name]
-        ops.adam(getattr(gaussians, name), gradient, *moments[name], lr=step.rates[name], **constants)
+        if lag is not None and name in COLOURS:
+            reference.update_rows(getattr(gaussians, name), gradient[shown], moments[name], step, name, shown)
+        else:
+            ops.adam(getattr(gaussians, name), gradient, *moments[name], lr=step.rates[name], **constants)
+    if lag is not None:
+        lag.caught_up[shown] = len(lag.past) + 1
     return gradients.viewmats if poses else None
+
+
+def lag_of(gaussians: int, most_steps: int, device: torch.device) -> Lag:
+    """That of Gaussians whose colours have had all steps; its record has room for ``most_steps``."""
+    if device.type == "cuda":
+        from bytesplat_ns.ops.cuda import deferred
+
+        return deferred.lag_of(gaussians, most_steps, device)
+    return Lag(torch.zeros(gaussians, dtype=torch.int32, device=device), past=[])
+
+
+def catch_up(
+    gaussians: Gaussians,
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    lag: Lag,
+    cameras: Cameras | None,
+    settings: RenderSettings,
+) -> None:
+    """Gives colours the steps on record that they have not had, in place.
+
+    Args:
+        moments: exp_avg and exp_avg_sq of the colours, by name.
+        cameras: of at least those Gaussians that these views show; None: of all.
+    """
+    if gaussians.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import deferred
+
+        return deferred.catch_up(gaussians, moments, lag, cameras, settings)
+    if cameras is None:
+        rows = torch.arange(len(gaussians), device=gaussians.device)
+    else:
+        rows = ops.project(gaussians, cameras, settings).gaussian.long().unique()
+    return reference.catch_up(gaussians, moments, lag, rows)

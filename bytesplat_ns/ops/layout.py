@@ -202,6 +202,29 @@ class AdamStep:
     table: Tensor | None = None
 
 
+COLOURS = ("features_dc", "features_rest")
+"""What influences nothing while no view shows a Gaussian: 81 % of the parameters at degree 3."""
+
+
+@dataclass
+class Lag:
+    """How far the colours of N Gaussians are behind an Adam that moves them only when a view shows them."""
+
+    caught_up: Tensor  # [N] int32, how many of the steps on record a Gaussian's colours have had
+    past: list[AdamStep]  # the steps on record
+    # The same where CUDA kernels read it, None elsewhere.
+    record: Tensor | None = None  # [most steps, 10] float32, AdamStep.table of each
+    fastest: Tensor | None = None  # [6] float32, largest step size of each parameter, in terms of csrc/common/adam.h
+    recorded: Tensor | None = None  # [1] int32
+
+    def clear(self) -> None:
+        """Begins a new record, once all colours have had all steps of the old one."""
+        self.past.clear()
+        for table in (self.caught_up, self.fastest, self.recorded):
+            if table is not None:
+                table.zero_()
+
+
 @dataclass
 class Observations:
     """What the rounds since the last refinement said about N Gaussians. Sums that do not depend on their order."""

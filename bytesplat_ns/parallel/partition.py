@@ -135,6 +135,7 @@ def _coordinate(key: int) -> float:
 def move(store: GaussianStore, owners: Tensor, ranks: Ranks) -> None:
     """Sends every Gaussian with all of its rows to its owner [N]; rows are then in the order of ids."""
     away = [(owners == rank).nonzero().squeeze(1) for rank in range(ranks.size)]
+    store.settle()
     tables = store.tables()
     received = {
         name: torch.cat(ranks.exchange([table[rows] for rows in away], kind="partition"))

@@ -30,4 +30,25 @@ BS_HD inline void adam_update(const AdamStep& adam, float gradient, float& param
     parameter -= adam.step_size * exp_avg / (sqrt(exp_avg_sq) * adam.root_correction + adam.eps);
 }
 
+// What steps [from, to) without a gradient do to an element of a parameter: adam_update, again and again, until what is
+// left cannot change the parameter, and from there on to its moments alone.
+//
+// `fastest` is the largest step_size / root_correction among the steps. A step moves the parameter by at most fastest
+// |exp_avg| / sqrt(exp_avg_sq), which falls from step to step, as beta1^2 < beta2. Once that is 2^-26 of the parameter, a
+// quarter of the distance to the next float, no later step has an effect.
+BS_HD inline void adam_coast(const AdamTable* steps, float fastest, int name, int from, int to, float& parameter,
+                             float& exp_avg, float& exp_avg_sq) {
+    constexpr float STILL = 1.0f / (1 << 26);
+    int k = from;
+    for (; k < to; ++k) {
+        const float moved = larger(exp_avg, -exp_avg) * fastest;
+        if (moved <= STILL * larger(parameter, -parameter) * sqrt(exp_avg_sq)) break;
+        adam_update(steps[k].step(name), 0.0f, parameter, exp_avg, exp_avg_sq);
+    }
+    for (; k < to; ++k) {
+        exp_avg += steps[k].first_rate * (0.0f - exp_avg);
+        exp_avg_sq += steps[k].second_rate * (0.0f - exp_avg_sq);
+    }
+}
+
 }  // namespace bytesplat

@@ -5,7 +5,8 @@
 // parameters of all 128, which are consecutive in memory, element by element.
 //
 // Compile-time: SH_DEGREE (degrees in use), SH_STORED (rows of features_rest), and as 0 or 1 ANTIALIASED, MULTI_VIEW,
-// POSES (differentiate with respect to the cameras too), FUSED (step the optimizer instead of writing gradients).
+// POSES (differentiate with respect to the cameras too), FUSED (step the optimizer instead of writing gradients), DEFERRED
+// (but not the colours of Gaussians that no view shows; see catch_up.cu).
 #include "adam.h"
 #include "projection.h"
 #include "harmonics.h"
@@ -47,13 +48,16 @@ __device__ inline void add_pose_gradient(float viewmat_gradient[3][4], float* d_
     }
 }
 
-// The gradients of this block's Gaussians, into shared memory: `shared` and `rest` [THREADS, SH_STORED, 3].
-__device__ inline void differentiate(const Scene& scene, Gradients& shared, float* rest, float* d_viewmats) {
+// The gradients of this block's Gaussians, into shared memory: `shared` and `rest` [THREADS, SH_STORED, 3]. `shown`
+// [THREADS]: whether any view shows them.
+__device__ inline void differentiate(const Scene& scene, Gradients& shared, float* rest, bool* shown,
+                                     float* d_viewmats) {
     __shared__ int record_of[THREADS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int first = blockIdx.x * THREADS, gaussian = first + threadIdx.x;
     Shape<float> gradient = {};
     float d_dc[3] = {}, d_rest[REST_USED > 0 ? REST_USED : 1] = {};
+    if (DEFERRED) shown[threadIdx.x] = false;
 
     // On its way while the record is looked for.
     Shape<float> shape = {};
@@ -73,6 +77,7 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
             record_of[scene.record_gaussian[starts[0] + threadIdx.x] - first] = threadIdx.x;
         __syncthreads();
         const bool visible = record_of[threadIdx.x] >= 0;
+        if (DEFERRED && visible) shown[threadIdx.x] = true;
         const long long record = starts[0] + record_of[threadIdx.x];
         __syncthreads();
         float viewmat_gradient[3][4] = {};
@@ -132,11 +137,14 @@ __device__ inline void differentiate(const Scene& scene, Gradients& shared, floa
 
 // One parameter of this block's Gaussians, WIDTH floats each. FUSED: a step of Adam, whose moments are `first` and
 // `second`, on the gradient plus `extra` (or null); otherwise the gradient is written to `first`. Four floats at a time;
-// only the last block may have an odd rest.
-template <int WIDTH>
+// only the last block may have an odd rest. ONLY_SHOWN: of the Gaussians that are `shown` [THREADS]; no four floats are of
+// more than two.
+template <int WIDTH, bool ONLY_SHOWN = false>
 __device__ inline void finish(const float* gradient, float* __restrict__ parameter, float* __restrict__ first,
                               float* __restrict__ second, const float* __restrict__ extra, int gaussians,
-                              const AdamStep& adam) {
+                              const AdamStep& adam, const bool* shown = nullptr) {
+    static_assert(!ONLY_SHOWN || WIDTH >= 3);
+    const auto takes_part = [&](int element) { return !ONLY_SHOWN || shown[element / (WIDTH > 0 ? WIDTH : 1)]; };
     const long long base = static_cast<long long>(blockIdx.x) * THREADS * WIDTH;
     const int count = smaller(THREADS, gaussians - static_cast<int>(blockIdx.x) * THREADS) * WIDTH;
     if (FUSED) parameter += base, second += base;
@@ -144,6 +152,7 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
     first += base;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count / 4; i += THREADS) {
+        if (!takes_part(4 * i) && !takes_part(4 * i + 3)) continue;
         float4 g = reinterpret_cast<const float4*>(gradient)[i];
         if (!FUSED) {
             reinterpret_cast<float4*>(first)[i] = g;
@@ -155,16 +164,16 @@ __device__ inline void finish(const float* gradient, float* __restrict__ paramet
         }
         float4 p = reinterpret_cast<float4*>(parameter)[i], m = reinterpret_cast<float4*>(first)[i];
         float4 v = reinterpret_cast<float4*>(second)[i];
-        adam_update(adam, g.x, p.x, m.x, v.x);
-        adam_update(adam, g.y, p.y, m.y, v.y);
-        adam_update(adam, g.z, p.z, m.z, v.z);
-        adam_update(adam, g.w, p.w, m.w, v.w);
+        if (takes_part(4 * i)) adam_update(adam, g.x, p.x, m.x, v.x);
+        if (takes_part(4 * i + 1)) adam_update(adam, g.y, p.y, m.y, v.y);
+        if (takes_part(4 * i + 2)) adam_update(adam, g.z, p.z, m.z, v.z);
+        if (takes_part(4 * i + 3)) adam_update(adam, g.w, p.w, m.w, v.w);
         reinterpret_cast<float4*>(parameter)[i] = p;
         reinterpret_cast<float4*>(first)[i] = m;
         reinterpret_cast<float4*>(second)[i] = v;
     }
     const int i = count / 4 * 4 + threadIdx.x;
-    if (i >= count) return;
+    if (i >= count || !takes_part(i)) return;
     if (FUSED) adam_update(adam, gradient[i] + (extra ? extra[i] : 0.0f), parameter[i], first[i], second[i]);
     else first[i] = gradient[i];
 }
@@ -190,13 +199,16 @@ project_backward(float* means, float* means_1, float* means_2, const float* mean
                  const int* __restrict__ record_gaussian,  // [M]
                  const long long* __restrict__ starts,     // from find_starts
                  float* __restrict__ d_viewmats,           // [POSE_SUMS, V, 4, 4] zero, if POSES
+                 int* __restrict__ caught_up,              // [N] steps on record that colours have had, if DEFERRED
+                 const int* __restrict__ recorded,         // [1] of so many, this one not among them
                  const long long* state) {
     if (step_state(state).halted) return;
     __shared__ Gradients gradients;
     __shared__ __align__(16) float rest[THREADS * (STAGE > 0 ? STAGE : 1)];
     const Scene scene = {means, quats, scales, opacities, features_rest, viewmats, intrinsics, sizes, gaussians, views,
                          blocks_per_view, dilation, table, rows, record_gaussian, starts, row_stride};
-    differentiate(scene, gradients, rest, d_viewmats);
+    __shared__ bool shown[DEFERRED ? THREADS : 1];
+    differentiate(scene, gradients, rest, shown, d_viewmats);
 
     AdamTable table_of_step = {};
     if (FUSED) table_of_step = *reinterpret_cast<const AdamTable*>(adam);
@@ -205,7 +217,10 @@ project_backward(float* means, float* means_1, float* means_2, const float* mean
     finish<4>(gradients.quats, quats, quats_1, quats_2, quats_extra, gaussians, step(1));
     finish<3>(gradients.scales, scales, scales_1, scales_2, scales_extra, gaussians, step(2));
     finish<1>(gradients.opacities, opacities, opacities_1, opacities_2, opacities_extra, gaussians, step(3));
-    finish<3>(gradients.features_dc, features_dc, features_dc_1, features_dc_2, features_dc_extra, gaussians, step(4));
+    finish<3, DEFERRED>(gradients.features_dc, features_dc, features_dc_1, features_dc_2, features_dc_extra, gaussians,
+                        step(4), shown);
     if (REST > 0)
-        finish<REST>(rest, features_rest, features_rest_1, features_rest_2, features_rest_extra, gaussians, step(5));
+        finish<REST, DEFERRED && (REST > 0)>(rest, features_rest, features_rest_1, features_rest_2, features_rest_extra,
+                                             gaussians, step(5), shown);
+    if (DEFERRED && shown[threadIdx.x]) caught_up[blockIdx.x * THREADS + threadIdx.x] = *recorded + 1;
 }

@@ -48,6 +48,19 @@ def test_training_improves_the_city(density, monkeypatch, tmp_path):
     assert row["ms_per_step"] > 0 and row["images_per_s"] > 0
 
 
+def test_deferred_adam_changes_nothing(monkeypatch, tmp_path):
+    """Through the whole pipeline: density control, and views that are looked at in between."""
+    after = []
+    for choice in ("on", "off"):
+        out = tmp_path / f"{choice}.json"
+        options = ("--gaussians", 2000, "--steps", 25, "--density", "default", "--deferred-adam", choice, "--out", out)
+        run(monkeypatch, *options)
+        (row,) = json.loads(out.read_text())["sizes"]
+        assert row["deferred"] == (choice == "on")
+        after.append([row["gaussians_after"], *row["psnr_after"].values()])
+    assert after[0] == pytest.approx(after[1], abs=2e-3)
+
+
 def test_the_folder_is_a_capture(monkeypatch, tmp_path):
     from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 

@@ -13,6 +13,7 @@ from bytesplat_ns.ops.layout import (
     Cameras,
     GaussianGradients,
     Gaussians,
+    Lag,
     Records,
     RenderSettings,
 )
@@ -112,6 +113,7 @@ def project_backward_adam(
     step: AdamStep,
     regularizers: Mapping[str, Tensor],
     poses: bool,
+    lag: Lag | None = None,
 ) -> Tensor | None:
     """``project_backward`` and a step of ``adam`` of all six parameters in one; see ``fused``."""
     outputs = []
@@ -124,7 +126,7 @@ def project_backward_adam(
         outputs.append(output)
     assert step.table is not None, "the step is on the device (optimizer.place)"
     sums = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device) if poses else None
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, step.table)
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, step.table, lag)
     return None if sums is None else sums.sum(0)
 
 
@@ -137,6 +139,7 @@ def _project_backward(
     outputs: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]],
     poses: Tensor | None,
     adam: Tensor | None,
+    lag: Lag | None = None,
 ) -> None:
     """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, None) or (parameter, moments, extra)."""
     records, stored = on_device(records), gaussians.features_rest.shape[1]
@@ -151,6 +154,7 @@ def _project_backward(
         "MULTI_VIEW": views > 1,
         "POSES": poses is not None,
         "FUSED": adam is not None,
+        "DEFERRED": lag is not None,
     }
     BACKWARD.kernel("project_backward", **switches)(
         blocks_per_view,
@@ -170,6 +174,8 @@ def _project_backward(
         records.gaussian,
         starts,
         poses,
+        None if lag is None else lag.caught_up,
+        None if lag is None else lag.recorded,
         records.state,
     )
 

@@ -9,7 +9,7 @@ One file per stage: projection (with harmonics), tiles, raster, loss, adam, obse
 what pruning asks about tiles.
 """
 
-from .adam import adam
+from .adam import adam, catch_up, update_rows
 from .codec import decode_rows, encode_rows
 from .load import effective_lengths, tile_costs
 from .loss import loss
@@ -22,6 +22,7 @@ from .tiles import bin
 __all__ = [
     "adam",
     "bin",
+    "catch_up",
     "decode_rows",
     "effective_lengths",
     "encode_rows",
@@ -33,4 +34,5 @@ __all__ = [
     "rasterize_backward",
     "shake",
     "tile_costs",
+    "update_rows",
 ]

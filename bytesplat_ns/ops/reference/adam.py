@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
+from ..layout import COLOURS, AdamStep, Gaussians, Lag
 from .stage import stage
 
 
@@ -33,3 +37,38 @@ def adam(
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (exp_avg_sq / (1 - beta2**step)).sqrt()
     parameter.sub_(exp_avg / (root + eps), alpha=lr / (1 - beta1**step))
+
+
+@stage
+def catch_up(
+    gaussians: Gaussians, moments: Mapping[str, tuple[Tensor, Tensor]], lag: Lag, rows: Tensor
+) -> None:
+    """Gives the colours of some Gaussians the steps on record that they have not had: steps without a gradient.
+
+    Args:
+        moments: exp_avg and exp_avg_sq of the colours, by name.
+        rows: [n] int64, whose.
+    """
+    for number, step in enumerate(lag.past):
+        behind = rows[lag.caught_up[rows] <= number]
+        for name in COLOURS:
+            update_rows(getattr(gaussians, name), 0.0, moments[name], step, name, behind)
+    lag.caught_up[rows] = len(lag.past)
+
+
+@stage
+def update_rows(
+    parameter: Tensor,
+    gradient: Tensor | float,
+    moments: tuple[Tensor, Tensor],
+    step: AdamStep,
+    name: str,
+    rows: Tensor,
+) -> None:
+    """``adam`` on some rows [n] of a parameter. ``gradient``: of these rows."""
+    parameter = parameter.detach()
+    part, first, second = parameter[rows], moments[0][rows], moments[1][rows]
+    gradient = gradient if isinstance(gradient, Tensor) else torch.full_like(part, gradient)
+    betas = {"beta1": step.betas[0], "beta2": step.betas[1]}
+    adam(part, gradient, first, second, lr=step.rates[name], **betas, eps=step.eps, step=step.number)
+    parameter[rows], moments[0][rows], moments[1][rows] = part, first, second
