@@ -135,12 +135,12 @@ def test_deferred_is_dense_is_torchs(
 
     for name, expected in dense.parameters():
         # The same operations on the same numbers; only the compiler may contract them differently.
-        torch.testing.assert_close(getattr(late.gaussians, name), expected, rtol=2e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(getattr(late.gaussians, name), expected, rtol=2e-6, atol=1e-6)
         for ours, theirs in zip(late.moments[name], dense.moments[name], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7, msg=name)
-        # Each step rounds to half a unit of float32, 6e-8 of values up to 4.
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+        # Each step rounds to half a unit of float32, 6e-8 of a value.
         truly = double[name].detach()
-        torch.testing.assert_close(expected.cpu().double(), truly, rtol=0, atol=STEPS * 6e-8 * 4, msg=name)
+        torch.testing.assert_close(expected.cpu().double(), truly, rtol=STEPS * 6e-8, atol=STEPS * 6e-8 * 4)
     if backend.name != "reference":
         assert (dense.gaussians.features_dc - gaussians.features_dc.to(dense.gaussians.device)).abs().max() > 0.1
 
@@ -184,10 +184,10 @@ def test_what_is_left_out_has_no_effect(backend: Backend) -> None:
             reference.update_rows(parameter, 0.0, (first, second), step, name, rows)
         ours = [t.cpu().double() for t in (getattr(optimization.gaussians, name), *optimization.moments[name])]
         # At most some 150 steps move a value; each rounds it by 6e-8 of its size.
-        torch.testing.assert_close(ours[0], parameter, rtol=1e-5, atol=1e-7, msg=name)
+        torch.testing.assert_close(ours[0], parameter, rtol=1e-5, atol=1e-7)
         for value, truly in zip(ours[1:], (first, second), strict=True):
             large = truly.abs() > 1e-30  # below, float32 has fewer digits
-            torch.testing.assert_close(value[large], truly[large], rtol=2e-4, atol=0, msg=name)
+            torch.testing.assert_close(value[large], truly[large], rtol=2e-4, atol=0)
 
 
 @pytest.mark.parametrize("backend", ["cuda"], indirect=True)
