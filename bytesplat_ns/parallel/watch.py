@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import TracebackType
 
 import torch.distributed as dist
@@ -20,8 +21,8 @@ import torch.distributed as dist
 INTERVAL = 1.0
 """Seconds between signs of life."""
 
-SILENCE = 30.0
-"""A rank of which there has been no sign for so many seconds is gone: killed, or its machine is down."""
+SILENCE = 45.0
+"""A rank of which there has been no sign for so many seconds is gone: killed, stopped, or its machine is down."""
 
 GRACE = 5.0
 """Seconds that a rank has to end by itself once another has failed, and to learn why it has lost the others."""
@@ -47,6 +48,7 @@ class Watch:
     def __enter__(self) -> Watch:
         self._store.set(_alive(self._rank), "0")
         self._store.wait([_alive(rank) for rank in range(self._size)])
+        self._store.set_timeout(timedelta(seconds=SILENCE))
         self._thread.start()
         return self
 
@@ -85,7 +87,8 @@ class Watch:
         self.report(message)
 
     def _run(self) -> None:
-        signs = {rank: ("", time.monotonic()) for rank in self._watched}
+        # Silence is counted in one's own beats, so that who was stopped does not take the others for dead.
+        signs = dict.fromkeys(self._watched, ("", 0))
         beat = 0
         while not self._ended.wait(INTERVAL):
             beat += 1
@@ -96,10 +99,10 @@ class Watch:
                 self._store.set(_alive(self._rank), str(beat))
                 if self._store.check([_FAILURE]):
                     return self._end(self._store.get(_FAILURE).decode())
-                for rank, (sign, when) in signs.items():
+                for rank, (sign, heard) in signs.items():
                     if (new := self._store.get(_alive(rank)).decode()) != sign:
-                        signs[rank] = new, time.monotonic()
-                    elif time.monotonic() - when > SILENCE and self._store.add("bytesplat/ended", 0) == 0:
+                        signs[rank] = new, beat
+                    elif (beat - heard) * INTERVAL > SILENCE and self._store.add("bytesplat/ended", 0) == 0:
                         self.report(f"rank {rank} has not been heard of for {SILENCE:.0f} s. It is gone, or stopped.")
             except RuntimeError:
                 failure = {"rank": 0, "machine": 0, "message": "its process is gone, or the way to its machine."}

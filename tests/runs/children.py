@@ -92,7 +92,8 @@ def on_one_rank(rank: int, at: int, trouble: str, *words: str) -> None:
         "stop": lambda: signal.raise_signal(signal.SIGSTOP),
         "SIGTERM": lambda: signal.raise_signal(signal.SIGTERM),
     }
-    watch.SILENCE, watch.GRACE, launch.GRACE = 3.0, 1.0, 1.0  # seconds
+    if trouble == "stop":
+        watch.SILENCE, watch.GRACE, launch.GRACE = 3.0, 1.0, 1.0  # seconds
     _before_each_round(lambda done: acts[trouble]() if done == at and ranks.of_process().rank == rank else None)
     ns_train(*words)
 
