@@ -92,9 +92,17 @@ def on_one_rank(rank: int, at: int, trouble: str, *words: str) -> None:
         "stop": lambda: signal.raise_signal(signal.SIGSTOP),
         "SIGTERM": lambda: signal.raise_signal(signal.SIGTERM),
     }
-    if trouble == "stop":
-        watch.SILENCE, watch.GRACE, launch.GRACE = 3.0, 1.0, 1.0  # seconds
-    _before_each_round(lambda done: acts[trouble]() if done == at and ranks.of_process().rank == rank else None)
+
+    def act(done: int) -> None:
+        if done != at:
+            return
+        if trouble == "stop":  # loading holds a busy machine's ranks up for longer than this
+            watch.SILENCE, watch.GRACE = 5.0, 1.0  # seconds
+        if ranks.of_process().rank == rank:
+            acts[trouble]()
+
+    launch.GRACE = 1.0 if trouble == "stop" else launch.GRACE
+    _before_each_round(act)
     ns_train(*words)
 
 
