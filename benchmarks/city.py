@@ -147,7 +147,7 @@ def pipeline_of(
 ) -> ByteSplatPipeline:
     """The method's pipeline, ready for ``options.steps`` steps."""
     count, device = len(parameters["means"]), capture.photos.device
-    model = ByteSplatModelConfig(background_color="white", num_downscales=0, max_gaussians=count)
+    model = ByteSplatModelConfig(background_color="white", num_downscales=0, max_gaussians=count, prune_share=0.0)
     if options.density == "mcmc":
         model.strategy = "mcmc"
     elif options.density == "fixed":

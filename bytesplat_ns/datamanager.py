@@ -98,7 +98,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
         plan, owners = self.sharing.plan, self.sharing.owners
-        views = [self._view(index, downscale) for index in sorted(plan.round_at(position), key=owners.__getitem__)]
+        views = [self.view(index, downscale) for index in sorted(plan.round_at(position), key=owners.__getitem__)]
         coming = plan.round_at(position + len(views))
         self.train_photos.prefetch(index for index in coming if owners[index] == self.ranks.rank)
         return Round(views, position)
@@ -177,7 +177,8 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         numbers = (cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.width, cameras.height)
         return list(zip(cameras.camera_to_worlds, *(n.flatten().tolist() for n in numbers), strict=True))
 
-    def _view(self, index: int, downscale: int) -> View:
+    def view(self, index: int, downscale: int) -> View:
+        """A training view at 1 / downscale of its size, with its photo if this rank owns it."""
         owner = self.sharing.owners[index]
         photo = self.train_photos[index] if owner == self.ranks.rank else None
         pose, fx, fy, cx, cy, width, height = self._pinholes[index]

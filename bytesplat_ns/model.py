@@ -61,6 +61,26 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     """mcmc: weight of the mean opacity in the loss"""
     mcmc_scale_reg: float = 0.01
     """mcmc: weight of the mean standard deviation in the loss"""
+    prune_share: float = 0.0
+    """largest part of the Gaussians that one round of pruning removes, such as 0.1: those that do least harm to the
+    training views; 0: never prune. Off until its effect has been measured on a GPU; README says what is known"""
+    prune_budget: int | None = None
+    """entries of a tile's list that should suffice: pruning goes on until 95 % of all tiles keep to it (default: what
+    stays on chip of the GPU; on a CPU, no pruning)"""
+    prune_cost: Literal["uniform", "root", "tiles"] = "uniform"
+    """what the harm of removing a Gaussian is divided by: nothing (uniform); the square root of the number of tiles
+    that list it, those where it is beyond the budget counted twice (root); or this number, and then only Gaussians in
+    tiles over budget go (tiles)"""
+    prune_guard: float = 0.05
+    """dB of PSNR on training photos that a round of pruning may cost once the model has recovered; else it is undone"""
+    prune_veto: float = 0.9
+    """contribution to any one pixel (0 to 1) from which on a Gaussian is never pruned"""
+    prune_start: int = 15_000
+    """first round of pruning"""
+    prune_stop: int = 25_500
+    """last round of pruning"""
+    prune_every: int = 1_500
+    """from one round of pruning to the next, by when the model must have recovered"""
     schedule_length: int | None = None
     """images for which all schedules are laid out; default: the length of the run (schedules stretch and shrink with
     it). 30000 restores splatfacto's absolute steps."""

@@ -11,6 +11,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from bytesplat_ns.density.mcmc import MCMCOptions
+from bytesplat_ns.density.pruning import PruningOptions
 from bytesplat_ns.density.strategy import DensityOptions
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ PIPELINE, MODEL, DATA, LOGGING = "pipeline", "pipeline.model", "pipeline.dataman
 
 _SAMPLED = {f.name for f in fields(MCMCOptions)}
 _REFINED = {f.name for f in fields(DensityOptions)} | {"reset_alpha_every", "stop_screen_size_at"}
+_PRUNED = {f.name for f in fields(PruningOptions)} - {"prune_share"} | {"prune_start", "prune_stop", "prune_every"}
 _NERF = {"enable_collider", "collider_params", "loss_coefficients", "eval_num_rays_per_chunk", "prompt"}
 _RANDOM_START = {"num_random", "random_scale"}
 _EVERY_PHOTO = {"eval_num_images_to_sample_from", "eval_num_times_to_repeat_images", "eval_image_indices"}
@@ -47,12 +49,15 @@ def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
 
 def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:
     model, sampled, started = config.pipeline.model, "strategy mcmc", "init-from"
+    no_budget = config.machine.device_type == "cpu" and model.prune_budget is None and model.prune_share > 0
     events = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
     intervals = ("steps_per_eval_image", "steps_per_eval_all_images")
     unseen = {name for name in intervals if getattr(config, name) < config.max_num_iterations}  # beyond: "never"
     return [
         (model.strategy == "mcmc", f"with --{MODEL}.{sampled}", MODEL, _REFINED - _SAMPLED),
         (model.strategy != "mcmc", f"without --{MODEL}.{sampled}", MODEL, _SAMPLED - _REFINED),
+        (model.prune_share == 0, f"with --{MODEL}.prune-share 0", MODEL, _PRUNED),
+        (no_budget, f"on a CPU without --{MODEL}.prune-budget", MODEL, _PRUNED | {"prune_share"}),
         (model.init_from is not None, f"with --{MODEL}.{started}", MODEL, _RANDOM_START | {"random_init"}),
         (model.init_from is None, f"without --{MODEL}.{started}", MODEL, {"init_frame"}),
         (

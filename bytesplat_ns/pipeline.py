@@ -19,9 +19,11 @@ from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager, ByteSplatDataManagerConfig
 from bytesplat_ns.deferral import Choice
 from bytesplat_ns.density.base import DensityReport
-from bytesplat_ns.density.control import density_control
+from bytesplat_ns.density.control import density_control, pruning
+from bytesplat_ns.density.pruning import PruningReport
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.export import stock
+from bytesplat_ns.inspection import Inspection
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
@@ -68,6 +70,7 @@ class RoundReport:
     batch: Batch
     background: Tensor  # [V, 3]
     density: DensityReport | None  # what density control changed after this round
+    pruning: list[PruningReport]  # rounds of pruning that were judged after this round
     records: int | Tensor  # (view, Gaussian) pairs of this rank's Gaussians
     gaussians: int  # of this rank
 
@@ -82,10 +85,7 @@ class RoundReport:
 
     def _loss_and_psnr(self) -> tuple[float, float]:
         """Means over the views of this rank."""
-        rgb = (self.image.rgb + self.image.transmittance[..., None] * self.background[:, None, None]).clamp(0, 1)
-        target = self.batch.target.float() / 255 if self.batch.target.dtype == torch.uint8 else self.batch.target
-        if target.shape[-1] == 4:
-            target = target[..., :3] * target[..., 3:] + (1 - target[..., 3:]) * self.background[:, None, None]
+        rgb, target = self.image.composed(self.background), self.batch.composed(self.background)
         psnrs = [
             psnr(rgb[v, :h, :w], target[v, :h, :w], None if self.batch.mask is None else self.batch.mask[v, :h, :w])
             for v, (w, h) in enumerate(self.batch.cameras.sizes.tolist())
@@ -174,15 +174,16 @@ class ByteSplatPipeline(VanillaPipeline):
         # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.
         self._step_shared(viewmats, d_viewmats, batch.indices, rates, scale)
 
-        # 7. Density control: now and then grow, prune or reset.
+        # 7. Density control: now and then grow, prune or reset. Rounds of pruning are judged ahead of a reset.
         before, model.images_seen = model.images_seen, model.images_seen + len(cameras)
+        pruned = self.pruning.update(before, model.images_seen) if self.pruning is not None else []
         report = self.strategy.update(before, model.images_seen)
         model.ids = self.store.ids
-        if report is not None:
+        if report is not None or pruned:
             self._consider_deferral()
         if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
             self._balance()
-        return RoundReport(losses, image, batch, background, report, records, model.num_points)
+        return RoundReport(losses, image, batch, background, report, pruned, records, model.num_points)
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
@@ -288,6 +289,8 @@ class ByteSplatPipeline(VanillaPipeline):
             model.seed,
             self.ranks.gather,
         )
+        views = Inspection(model, self.store, self.datamanager, self._collate, self.ranks)
+        self.pruning = pruning(self.config.model, model.timeline, model.num_train_data, self.strategy, views)
         self._consider_deferral()
 
     def _consider_deferral(self) -> None:
@@ -378,6 +381,7 @@ class ByteSplatPipeline(VanillaPipeline):
             "gaussians": self.store.state_dict(),
             "adam": self.optimizer.state_dict(),
             "rounds": self.datamanager.rounds_state(self.model.images_seen),
+            "pruning": self.pruning.state_dict() if self.pruning is not None else None,
         }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
@@ -389,6 +393,8 @@ class ByteSplatPipeline(VanillaPipeline):
         self.strategy.seed = self.model.seed
         self.store.load_state_dict(state["bytesplat"]["gaussians"])
         self.optimizer.load_state_dict(state["bytesplat"]["adam"])
+        if self.pruning is not None and (pruned := state["bytesplat"].get("pruning")) is not None:
+            self.pruning.load_state_dict(pruned, self.ranks.rank, self.ranks.size)
         self.strategy.limit()
         self.model.ids = self.store.ids
         self.datamanager.load_rounds(state["bytesplat"].get("rounds"), self.model.images_seen)

@@ -20,6 +20,7 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
+from bytesplat_ns.density.pruning import PruningReport
 from bytesplat_ns.options import refuse_idle_options
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
@@ -183,6 +184,8 @@ class ByteSplatTrainer(Trainer):
                 raise Interrupted
             with self.traffic.measured() if logged else nullcontext():
                 report = self.pipeline.train_round()
+        for pruned in report.pruning:
+            self._log_pruning(step, pruned)
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
         if self.ranks.size > 1:
             self._count_steps(step + 1)
@@ -234,6 +237,11 @@ class ByteSplatTrainer(Trainer):
         writer.put_dict("Train Metrics Dict", values | traffic, step)
         self._log_speed(step)
         self.progress.report(step + 1, images, **values, note=summary(traffic) if traffic else "", **traffic)
+
+    def _log_pruning(self, step: int, report: PruningReport) -> None:
+        if self.ranks.rank == 0:
+            tell(f"step {step + 1:,}: {report}")
+        self.progress.write(step=step + 1, images=self.pipeline.model.images_seen, **report.values())
 
     def _log_speed(self, step: int) -> None:
         """Times since the last log, for event logs and the viewer; single steps are not timed, as they overlap."""

@@ -28,6 +28,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def composed(self, background: Tensor) -> Tensor:
+        """The photos [V, H, W, 3] in 0..1, those with alpha in front of a background [V, 3]."""
+        photos = self.target.float() / 255 if self.target.dtype == torch.uint8 else self.target
+        if photos.shape[-1] == 4:
+            photos = photos[..., :3] * photos[..., 3:] + (1 - photos[..., 3:]) * background[:, None, None]
+        return photos
+
 
 def world_to_camera(camera_to_world: Tensor) -> Tensor:
     """Inverts rigid OpenGL camera-to-world poses [V, 3, 4] into OpenCV world-to-camera matrices [V, 4, 4].

@@ -127,20 +127,8 @@ class Strategy(ABC):
             )
 
     def _admit(self, candidates: Tensor, occupied: int, priority: Tensor, tie: Tensor, cost: Tensor) -> Tensor:
-        """Those of the candidates [N] bool that fit under ``max_gaussians`` beside so many occupied places.
-
-        The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique), and
-        enter until the cost [N] int64 of one does not fit.
-        """
-        priorities, ties, costs = (self.gather(column[candidates]) for column in (priority, tie, cost))
-        order = ties.argsort()
-        order = order[priorities[order].argsort(descending=True, stable=True)]
-        n = int((costs[order].cumsum(0) <= self.max_gaussians - occupied).sum())
-        if n == 0:
-            return torch.zeros_like(candidates)
-        last = order[n - 1]
-        ahead = (priority > priorities[last]) | ((priority == priorities[last]) & (tie <= ties[last]))
-        return candidates & ahead
+        """Those of the candidates [N] bool that fit under ``max_gaussians`` beside so many occupied places."""
+        return admit(candidates, self.max_gaussians - occupied, priority, tie, cost, self.gather)
 
     def _name_children(self, parents: Tensor) -> Tensor:
         """[m] int64, new ids for the children of the rows ``parents`` [m], which are in the order of their ids.
@@ -158,3 +146,20 @@ class Strategy(ABC):
         """The counts, each summed over all ranks."""
         here = torch.stack([torch.as_tensor(count, device=self.store.device) for count in counts])
         return self.gather(here[None]).sum(dim=0).tolist()
+
+
+def admit(candidates: Tensor, room: int, priority: Tensor, tie: Tensor, cost: Tensor, gather: Gather) -> Tensor:
+    """Those of the candidates [N] bool for which there is room.
+
+    The candidates of all ranks line up by falling priority [N], then by rising tie [N] int64 (unique), and enter until
+    the cost [N] int64 of one does not fit.
+    """
+    priorities, ties, costs = (gather(column[candidates]) for column in (priority, tie, cost))
+    order = ties.argsort()
+    order = order[priorities[order].argsort(descending=True, stable=True)]
+    n = int((costs[order].cumsum(0) <= room).sum())
+    if n == 0:
+        return torch.zeros_like(candidates)
+    last = order[n - 1]
+    ahead = (priority > priorities[last]) | ((priority == priorities[last]) & (tie <= ties[last]))
+    return candidates & ahead

@@ -48,14 +48,14 @@ class DensitySchedule:
         """Whether a refinement is due after this round."""
         return any(
             self.start < moment < self.stop and moment - self._last_reset(moment) >= self.pause_after_reset
-            for moment in _multiples(self.every, before, after)
+            for moment in multiples(self.every, before, after)
         )
 
     def resets_at(self, before: int, after: int) -> bool:
         """Whether an opacity reset is due after this round."""
         if self.reset_every is None:
             return False
-        return any(self._resets(moment) for moment in _multiples(self.reset_every, before, after))
+        return any(self._resets(moment) for moment in multiples(self.reset_every, before, after))
 
     def uses_screen_size(self, seen: int) -> bool:
         """Whether the size on the screen counts in a refinement now."""
@@ -79,6 +79,6 @@ class DensitySchedule:
         return next((moment for moment in resets if self._resets(moment)), 0)
 
 
-def _multiples(period: int, before: int, after: int) -> range:
+def multiples(period: int, before: int, after: int) -> range:
     """Multiples of the period in (before, after]."""
     return range((before // period + 1) * period, after + 1, period)

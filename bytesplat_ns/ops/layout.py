@@ -168,6 +168,10 @@ class Image:
     depth: Tensor  # [V, H, W] float32, sum of alpha T z (not normalised), world units
     transmittance: Tensor  # [V, H, W] float32, what is left of the light behind all Gaussians
 
+    def composed(self, background: Tensor) -> Tensor:
+        """Colours [V, H, W, 3] in 0..1 in front of a background [V, 3]."""
+        return (self.rgb + self.transmittance[..., None] * background[:, None, None]).clamp(0, 1)
+
 
 @dataclass
 class ImageGradients:

@@ -174,6 +174,61 @@ def test_mcmc_resumes_to_the_last_bit(sampled, capture, tmp_path):
     assert equal(run, sampled)
 
 
+# Pruning -------------------------------------------------------------------------------------------------------------
+
+PRUNED = SCHEDULE | {"prune_budget": 5, "prune_share": 0.2, "prune_start": 20, "prune_stop": 100, "prune_every": 10}
+
+
+def rounds(run: Run) -> list[dict]:
+    """Rounds of pruning that were judged."""
+    return [line for line in run.metrics() if "pruned" in line]
+
+
+@pytest.mark.parametrize("method, start", [("bytesplat", PRUNED), ("bytesplat-mcmc", PRUNED)])
+def test_pruning_with_either_strategy(method, start, capture, tmp_path, capsys):
+    """Rounds are judged when they should be, logged in one line each, and resumed in between to the last bit."""
+    options = dict(start)
+    if method == "bytesplat-mcmc":
+        options = {name: value for name, value in start.items() if name in SAMPLED or name.startswith("prune_")}
+    save = "--steps-per-save", "45", "--save-only-latest-checkpoint", "False"
+    run = train(capture, tmp_path / "first", *words(**options), *save, steps=STEPS, method=method)
+    printed = capsys.readouterr().out
+    judged = rounds(run)
+    assert len(judged) >= 4 and all(line["step"] % 10 == 0 for line in judged)
+    assert printed.count("tiles within budget") >= len(judged) and "PSNR" in printed
+    taken = [line for line in judged if line["pruned"]]
+    assert taken and all(line["lists_p95_before"] > 5 for line in taken)
+    pending = run.checkpoint(45)["bytesplat"]["pruning"]["round"]
+    assert pending is not None and pending["due"] > 46 and len(pending["removed"]["ids"]) == pending["total"]
+
+    again = "--load-dir", str(run.models), "--load-step", "45"
+    resumed = train(capture, tmp_path / "second", *words(**options), *save, *again, steps=STEPS, method=method)
+    assert equal(run, resumed)
+    assert [line["psnr_judged_after"] for line in rounds(resumed)] == [
+        line["psnr_judged_after"] for line in judged if line["step"] > 46
+    ]
+
+
+@pytest.mark.parametrize("option, value", [("prune_cost", "tiles"), ("prune_veto", 0.1), ("prune_share", 0.4)])
+def test_an_option_of_pruning_changes_the_result(option, value, capture, tmp_path):
+    few = PRUNED | {"prune_start": 60, "prune_stop": 70}
+    a, b = (
+        train(capture, tmp_path / str(k), *words(**few | more), steps=STEPS)
+        for k, more in enumerate(({}, {option: value}))
+    )
+    assert rounds(a) and not equal(a, b)
+
+
+def test_a_round_that_costs_quality_is_undone(capture, tmp_path):
+    """Nine tenths at once, late in the run: no recovery makes up for that."""
+    late = PRUNED | {"prune_share": 0.9, "prune_veto": 1.0, "prune_guard": 0.0, "stop_split_at": 40}
+    late |= {"prune_start": 90, "prune_stop": 90}
+    run = train(capture, tmp_path, *words(**late), steps=STEPS)
+    (judged,) = rounds(run)
+    assert judged["pruned"] > 100 and not judged["kept"]
+    assert counts(run)[-1] == counts(run)[88] > counts(run)[91]
+
+
 # What would have no effect ------------------------------------------------------------------------------------------
 
 
@@ -188,6 +243,9 @@ def test_mcmc_resumes_to_the_last_bit(sampled, capture, tmp_path):
         ("bytesplat", {"noise_lr": 1e5}),
         ("bytesplat", {"min_opacity": 0.01}),
         ("bytesplat", {"mcmc_opacity_reg": 0.0}),
+        ("bytesplat", {"prune_share": 0.2}),  # on a CPU there is no budget but what is given
+        ("bytesplat", {"prune_every": 100}),
+        ("bytesplat", {"prune_budget": 10}),
         ("bytesplat", {"num_random": 100}),
         ("bytesplat", {"random_scale": 3.0}),
         ("bytesplat", {"max_gauss_ratio": 5.0}),

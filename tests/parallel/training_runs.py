@@ -61,7 +61,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
     losses, changes = [], []
     rows, zero = pipeline.ranks.rows, pipeline.ranks.zero_rows  # of earlier runs of this process
     for indices in plan:
-        views = [data._view(index, pipeline.model.downscale()) for index in indices]
+        views = [data.view(index, pipeline.model.downscale()) for index in indices]
         data.next_round = lambda position, downscale, views=views: Round(views, position)
         report = pipeline.train_round()
         losses.append(report.losses.tolist())
