@@ -28,10 +28,11 @@ from provenance import provenance
 from room import room
 from torch import Tensor
 
-from bytesplat_ns.ops.cuda import ahead, binning, optimizer, projection, raster
+from bytesplat_ns.ops.cuda import ahead, binning, fused_raster, optimizer, projection, raster
 from bytesplat_ns.ops.cuda.loss import loss
 from bytesplat_ns.ops.cuda.replay import Replay
 from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, ImageGradients, RenderSettings
+from bytesplat_ns.ops.photometric import PhotometricLoss
 
 WIDTH, HEIGHT = 1600, 1064
 RATES = dict.fromkeys(Gaussians.PARAMETERS, 1e-9)  # so that the scene stays what it is
@@ -105,6 +106,16 @@ def ours(
     def backward(settings: RenderSettings, exact: bool = False) -> Tensor:
         return raster.rasterize_backward(records, tiles, cameras, settings, image, upstream, exact=exact)
 
+    photometric = PhotometricLoss(target, background, cameras)
+
+    def three_kernels(settings: RenderSettings) -> None:
+        image = raster.rasterize(records, tiles, cameras, settings)
+        _, gradients = photometric(image)
+        raster.rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=False)
+
+    def one_kernel(settings: RenderSettings) -> None:
+        fused_raster.rasterize_photometric(records, tiles, cameras, settings, photometric)
+
     def optimize(rows: Tensor = rows, records: Any = records) -> None:
         projection.project_backward_adam(own, cameras, TRAINED, records, rows, moments, step_of_adam, {}, False)
 
@@ -137,6 +148,9 @@ def ours(
     result["rasterize_backward exact"] = captured(lambda: backward(TRAINED, exact=True))
     result["rasterize_backward without absgrad"] = captured(lambda: backward(PLAIN))
     result["rasterize_backward exact without absgrad"] = captured(lambda: backward(PLAIN, exact=True))
+    for name, settings in (("", TRAINED), (" without absgrad", PLAIN)):
+        result["image, loss and rows, three kernels" + name] = captured(lambda s=settings: three_kernels(s))
+        result["image, loss and rows, one kernel" + name] = captured(lambda s=settings: one_kernel(s))
     result["project_backward"] = captured(
         lambda: projection.project_backward(gaussians, cameras, TRAINED, records, rows)
     )

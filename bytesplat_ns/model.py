@@ -28,6 +28,7 @@ from torch import Tensor
 from bytesplat_ns import ops
 from bytesplat_ns.density.philox import uniform
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
+from bytesplat_ns.ops.photometric import Fusing
 from bytesplat_ns.options import refuse_random_start
 from bytesplat_ns.run.metrics import Lpips, view_metrics
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
@@ -86,6 +87,9 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     it). 30000 restores splatfacto's absolute steps."""
     sh_degree: Literal[0, 1, 2, 3] = 3  # type: ignore[assignment]
     """maximum degree of spherical harmonics to use"""
+    fused_rasterizer: Fusing = "auto"
+    """on a GPU, form image, loss and gradients in one kernel: where it was measured to be faster, always, or never.
+    Results are the same but for the rounding of sums. With bilateral grids it cannot be."""
     gradient_exchange: Literal["compact", "dense"] = "compact"
     """with several ranks, gradients of what the views' owners render: those that are not zero, or all of them. Results
     are the same to the last bit."""

@@ -75,6 +75,8 @@ def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:
         ),
         (model.num_downscales == 0, f"with --{MODEL}.num-downscales 0", MODEL, {"resolution_schedule"}),
         (model.sh_degree == 0, f"with --{MODEL}.sh-degree 0", MODEL, {"sh_degree_interval"}),
+        (model.use_bilateral_grid, f"with --{MODEL}.use-bilateral-grid True", MODEL, {"fused_rasterizer"}),
+        (config.machine.device_type != "cuda", "without a GPU", MODEL, {"fused_rasterizer"}),
         (ranks == 1, "with one rank", MODEL, {"gradient_exchange"}),
         (ranks == 1, "with one rank", DATA, {"consolidate_views"}),
         (ranks == 1, "with one rank", PIPELINE, {"rebalance_threshold"}),

@@ -27,6 +27,7 @@ from bytesplat_ns.inspection import Inspection
 from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
+from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.optim import GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import partition, ranks, visibility
@@ -151,7 +152,7 @@ class ByteSplatPipeline(VanillaPipeline):
                 round.owners,
                 here.cameras,
                 settings,
-                lambda image: self._loss(image, here, background),
+                self._loss(here, background),
                 self.strategy.statistics,
             )
             # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense, be it later.
@@ -187,11 +188,17 @@ class ByteSplatPipeline(VanillaPipeline):
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
-    def _loss(self, image: Image, batch: Batch, background: Tensor) -> tuple[Tensor, ImageGradients]:
-        """Loss of each view [V] and its gradient; through autograd only where bilateral grids stand between."""
+    def _loss(self, batch: Batch, background: Tensor) -> fused.Loss:
+        """What to minimise; through autograd only where bilateral grids stand between."""
+        options = self.config.model
+        if options.use_bilateral_grid:
+            return lambda image: self._graded_loss(image, batch, background)
+        inputs = batch.target, background, batch.cameras, options.ssim_lambda, batch.mask
+        return PhotometricLoss(*inputs, fusing=options.fused_rasterizer)
+
+    def _graded_loss(self, image: Image, batch: Batch, background: Tensor) -> tuple[Tensor, ImageGradients]:
+        """Loss of each view [V] and its gradient."""
         weight = self.config.model.ssim_lambda
-        if not self.config.model.use_bilateral_grid:
-            return ops.loss(image, batch.target, background, batch.cameras, weight, batch.mask)
         rgb, transmittance = image.rgb.requires_grad_(), image.transmittance.requires_grad_()
         composed = (rgb + transmittance[..., None] * background[:, None, None]).clamp(0, 1)
         graded = self.model.apply_grids(composed, batch.indices)

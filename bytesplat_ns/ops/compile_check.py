@@ -15,14 +15,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import torch
 from cuda.core import Program as Compiler
 
-from .cuda import binning, codec, deferred, optimizer, projection, raster
+from .cuda import binning, codec, deferred, fused_raster, optimizer, projection, raster
 from .cuda.loss import LOSS
 from .cuda.observe import OBSERVE
 from .cuda.shake import SHAKE
-from .layout import ROW_WIDTH, ROW_WIDTH_WITH_STATISTICS
-from .nvrtc import Program, program_options
+from .layout import ROW_WIDTH, ROW_WIDTH_WITH_STATISTICS, RenderSettings
+from .nvrtc import Program, SharedMemory, program_options
+from .photometric import PhotometricLoss
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -34,8 +36,8 @@ USAGE = re.compile(
 )
 
 
-def variants() -> Iterator[tuple[Program, dict[str, int]]]:
-    """The programs, with constants that between them switch everything on and off."""
+def variants(arch: str) -> Iterator[tuple[Program, dict[str, int]]]:
+    """The programs for a kind of GPU, with constants that between them switch everything on and off."""
     yield optimizer.ADAM, {}
     yield binning.BINNING, {}
     yield projection.STARTS, {}
@@ -60,10 +62,25 @@ def variants() -> Iterator[tuple[Program, dict[str, int]]]:
         for statistics, exact in product((False, True), (False, True)):
             depth = interval ^ exact
             yield raster.BACKWARD, raster.backward_constants(switches, statistics, bool(depth), exact)
+    yield from fused_variants(arch)
     yield codec.CODEC, codec.codec_constants(range(9), codec.row_stride(ROW_WIDTH))
     yield codec.CODEC, codec.codec_constants(range(14), codec.row_stride(ROW_WIDTH_WITH_STATISTICS))
     for channels, from_bytes, masked in product((3, 4), (0, 1), (0, 1)):
         yield LOSS, {"TARGET_CHANNELS": channels, "TARGET_BYTES": from_bytes, "MASKED": masked}
+
+
+def fused_variants(arch: str) -> Iterator[tuple[Program, dict[str, int]]]:
+    """The fused rasterizer with the room that a multiprocessor of 228 KiB of shared memory has."""
+    capability = divmod(int(arch.removeprefix("sm_")), 10)
+    limits = SharedMemory(multiprocessor=228 << 10, block=48 << 10, reserved=1 << 10)
+    for number, (statistics, exact) in enumerate(product((False, True), (False, True))):
+        blocks = fused_raster.most_blocks(capability, exact)
+        room = fused_raster.Budget(blocks, fused_raster.slots_for(limits, blocks, statistics, exact), 0)
+        kind = torch.uint8 if number % 2 else torch.float32
+        target = torch.empty(1, 1, 1, 3 + (number == 0), dtype=kind)
+        loss = PhotometricLoss(target, target, None, mask=target if number < 2 else None)
+        settings = RenderSettings(statistics=statistics, stop="add" if number == 3 else "drop")
+        yield fused_raster.FUSED, fused_raster.fused_constants(room, settings, loss, exact, number == 3)
 
 
 def compile_for(program: Program, constants: dict[str, int], arch: str) -> list[tuple[str, int, int, int, int]]:
@@ -83,7 +100,7 @@ def compile_for(program: Program, constants: dict[str, int], arch: str) -> list[
 def main() -> int:
     """Prints the table; returns the number of kernels that failed or spill."""
     architectures = sys.argv[1:] or ARCHITECTURES
-    jobs = [(program, constants, arch) for arch in architectures for program, constants in variants()]
+    jobs = [(program, constants, arch) for arch in architectures for program, constants in variants(arch)]
     began = time.perf_counter()
 
     def run(job: tuple[Program, dict[str, int], str]) -> list[tuple[str, int, int, int, int]] | str:

@@ -165,7 +165,7 @@ class Image:
     """A rasterized round, before background, clamping and composition. Outside a view's own size: 0, 0, 1."""
 
     rgb: Tensor  # [V, H, W, 3] float32, unclamped
-    depth: Tensor  # [V, H, W] float32, sum of alpha T z (not normalised), world units
+    depth: Tensor | None  # [V, H, W] float32, sum of alpha T z (not normalised), world units; None if left out
     transmittance: Tensor  # [V, H, W] float32, what is left of the light behind all Gaussians
 
     def composed(self, background: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,34 @@ class Kernel:
 def multiprocessors(device: torch.device) -> int:
     """How many multiprocessors a GPU has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """A GPU's compute capability, major and minor."""
+    return torch.cuda.get_device_capability(device)
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """A GPU's shared memory, bytes."""
+
+    multiprocessor: int  # of a multiprocessor
+    block: int  # that a block may declare
+    reserved: int  # that each block takes besides
+
+
+@cache
+def shared_memory(device: torch.device) -> SharedMemory:
+    """How much shared memory a GPU has."""
+    from cuda.core import Device
+
+    limits = Device(device.index).properties
+    return SharedMemory(
+        limits.max_shared_memory_per_multiprocessor,
+        limits.max_shared_memory_per_block,
+        limits.reserved_shared_memory_per_block,
+    )
 
 
 # From Python to a kernel's parameters ---------------------------------------------------------------------------------

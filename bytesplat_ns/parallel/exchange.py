@@ -37,6 +37,7 @@ from bytesplat_ns.ops.layout import (
     TileLists,
     mask_words,
 )
+from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.parallel.ranks import Ranks
 
 Encoding = Literal["compact", "dense"]
@@ -142,6 +143,9 @@ def _differentiate_own(
 
 
 def _without_depth(loss: fused.Loss) -> fused.Loss:
+    if isinstance(loss, PhotometricLoss):  # which knows nothing of depth
+        return loss
+
     def checked(image: Image) -> tuple[Tensor, ImageGradients]:
         losses, gradients = loss(image)
         assert gradients.depth is None, "gradients of depth do not travel"

@@ -17,13 +17,14 @@
 // numbers in both, in columns 2c and 2c + 1 for red, green, blue and depth.
 //
 // Compile-time: STATISTICS (0, 1), SPLIT (0, 1), DEPTH_GRADIENT (0, or 1 with SPLIT: depths know no range) and those of
-// raster.h.
+// raster.h. Each kernel defines COMPACT (0: fewer instructions to execute, 1: fewer to keep in the cache).
 #pragma once
 #include "raster.h"
 
 namespace bytesplat {
 
 constexpr int GROUP = 8;                  // records reduced together
+constexpr int AT_ONCE = COMPACT ? 1 : GROUP / UNROLL;  // passes over UNROLL of them in a line of instructions
 constexpr int WORDS = SPLIT ? PIXELS : 1;  // of A that a lane's two pixels become
 constexpr int STEPS = 4 * WORDS;          // products of a group: 16 words of A each, from 8 lanes
 constexpr float UNIT = SPLIT ? 1.0f : 1024.0f;  // of transmittance
@@ -247,7 +248,7 @@ __device__ inline int add_to_rows(Reduction& shared, Queue<LENGTH>& queue, int l
         for (; head + GROUP <= length || (last && head < length); head += GROUP) {
             if (!pixels.live()) return done + head;
             // Phase 2: p and w of 8 records at the lane's pixels.
-#pragma unroll
+#pragma unroll AT_ONCE
             for (int first = 0; first < GROUP; first += UNROLL) {
                 float opacity[UNROLL][PIXELS];
                 Column column[UNROLL];

@@ -18,6 +18,11 @@ __device__ inline unsigned lanes_below() {
 // One instruction a side, unlike comparisons, which have to say what NaN does.
 __device__ inline float limit(float x, float low, float high) { return fminf(fmaxf(x, low), high); }
 
+// Makes the compiler forget what it knows about a value, and derive anew what depends on it: what was derived before
+// holds no registers until then.
+template <class T> __device__ inline void forget(T*& pointer) { asm volatile("" : "+l"(pointer)); }
+__device__ inline void forget(int& number) { asm volatile("" : "+r"(number)); }
+
 // Asynchronous copy of 4 bytes to shared memory: a thread may have any number of them in flight without a register.
 template <class T> __device__ inline void copy_async(T* shared, const T* global) {
     static_assert(sizeof(T) == 4);
@@ -35,6 +40,19 @@ __device__ inline uint64 load_shared_word(const uint64* address) {
 __device__ inline void store_shared_word(uint64* address, uint64 word) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
 }
+
+__device__ inline unsigned load_flag(const unsigned* address) {
+    unsigned word;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(address) : "memory");
+    return word;
+}
+__device__ inline void store_flag(unsigned* address, unsigned word) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+}
+// Orders what a thread has read and written before, in the eyes of the whole GPU, before what it does next.
+__device__ inline void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Lets others run while a warp waits for another block.
+__device__ inline void pause() { __nanosleep(300); }
 
 // 2^x, log2(x) and 1/x to 2 ulp, denormals as zero: one instruction each.
 __device__ inline float exp2_fast(float x) {

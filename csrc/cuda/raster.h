@@ -36,9 +36,8 @@ struct Region {
 
 __device__ inline int lane_index() { return threadIdx.x % WARP; }
 
-__device__ inline Region region_of(int view, int column, int row, int quarter, int tiles_x, int tiles_y) {
+__device__ inline Region region_of(int view, int column, int row, int quarter, int lane, int tiles_x, int tiles_y) {
     Region region;
-    const int lane = lane_index();
     region.view = view;
     region.tile = (view * tiles_y + row) * tiles_x + column;
     const int x = column * TILE + quarter % 2 * PART, y = row * TILE + quarter / 2 * PART;
@@ -54,7 +53,8 @@ __device__ inline Region region_of(int view, int column, int row, int quarter, i
 // The region of a block that is one warp.
 __device__ inline Region region_of_block(int tiles_x, int tiles_y) {
     const int tile = blockIdx.x / QUARTERS, row = tile / tiles_x, view = row / tiles_y;
-    return region_of(view, tile - row * tiles_x, row - view * tiles_y, blockIdx.x % QUARTERS, tiles_x, tiles_y);
+    return region_of(view, tile - row * tiles_x, row - view * tiles_y, blockIdx.x % QUARTERS, lane_index(), tiles_x,
+                     tiles_y);
 }
 
 // A record in the terms that blending needs.

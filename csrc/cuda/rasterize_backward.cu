@@ -2,6 +2,7 @@
 //
 // Compile-time: BLOCKS (that a multiprocessor should have registers for) and those of backward.h.
 #define DEPTHS (INTERVAL || DEPTH_GRADIENT)
+#define COMPACT 0
 #include "backward.h"
 
 using namespace bytesplat;

@@ -81,6 +81,7 @@ def test_stock_options_that_would_do_nothing_are_refused(capture, tmp_path):
         "--pipeline.datamanager.eval-image-indices": "1",
         "--pipeline.datamanager.fps-reset-every": "7",
         "--pipeline.datamanager.consolidate-views": "on",
+        "--pipeline.model.fused-rasterizer": "on",
         "--pipeline.model.gradient-exchange": "dense",
         "--pipeline.rebalance-threshold": "2",
         "--optimizers.camera-opt.optimizer.lr": "0.1",

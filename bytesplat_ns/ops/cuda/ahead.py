@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, ImageGradients, Records, RenderSettings
+from bytesplat_ns.ops.photometric import PhotometricLoss
 
+from . import fused_raster
 from .binning import bin_ahead, pair_capacity
 from .buffers import HALTED, PAIRS, RECORDS, DeviceRecords, on_device
 from .counts import Counts
@@ -35,7 +37,8 @@ def differentiate(
     are, and whoever replays the recording looks whether they were long enough.
 
     Args:
-        loss: called again if the stages have to be repeated.
+        loss: called again if the stages have to be repeated. A ``PhotometricLoss`` may become one kernel with the
+            rasterization and its derivative (``fused_raster``); its image then has no depth.
         exact: as in ``rasterize_backward``. A photometric gradient is noisier than what it costs.
     """
     device = gaussians.device
@@ -72,9 +75,12 @@ def _from_records(
     tiles = bin_ahead(records, cameras, pair_capacity(device))
     counts = Counts.of_step(device)
     counts.fetch(records.state)
-    image = rasterize(records, tiles, cameras, settings)
-    losses, gradients = loss(image)
-    rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
+    if isinstance(loss, PhotometricLoss) and fused_raster.chosen(device, cameras, settings, loss, exact):
+        image, losses, rows = fused_raster.rasterize_photometric(records, tiles, cameras, settings, loss, exact=exact)
+    else:
+        image = rasterize(records, tiles, cameras, settings)
+        losses, gradients = loss(image)
+        rows = rasterize_backward(records, tiles, cameras, settings, image, gradients, exact=exact)
     return Differentiated(records, tiles, image, losses, rows), counts
 
 

@@ -25,16 +25,11 @@ def loss(
 ) -> tuple[Tensor, ImageGradients]:
     """Loss of each view [V] and its gradient; see ``ops.reference.loss``."""
     state = image.state if isinstance(image, DeviceImage) else None
-    views, height, width, channels = target.shape
-    device, bytes_ = target.device, target.dtype == torch.uint8
-    switches = {"TARGET_CHANNELS": channels, "TARGET_BYTES": bytes_, "MASKED": mask is not None}
-    target = (target if bytes_ else target.float()).contiguous().view(torch.uint8)
+    views, height, width, _ = target.shape
+    device, switches = target.device, loss_switches(target, mask)
     sizes = cameras.sizes.contiguous()
-    counts = None
-    if mask is not None:
-        mask = mask.contiguous()
-        counts = torch.zeros(views, 2, dtype=torch.int64, device=device)
-        LOSS.kernel("count_kept", **switches)(views * height, THREADS, mask, sizes, width, height, counts)
+    counts = kept_counts(mask, target, sizes)
+    target, mask = as_bytes(target), None if mask is None else mask.contiguous()
     inputs = (image.rgb, image.transmittance, target, mask, background.float().contiguous(), sizes, width, height)
     sums = torch.zeros(views, 2, dtype=torch.float64, device=device)
     derivatives = torch.empty(views, 3, 3, height, width, device=device)
@@ -56,3 +51,28 @@ def loss(
         state,
     )
     return values, gradients
+
+
+def loss_switches(target: Tensor, mask: Tensor | None) -> dict[str, int]:
+    """Compile-time constants that say what the photos are."""
+    return {
+        "TARGET_CHANNELS": target.shape[-1],
+        "TARGET_BYTES": target.dtype == torch.uint8,
+        "MASKED": mask is not None,
+    }
+
+
+def as_bytes(target: Tensor) -> Tensor:
+    """Bytes or float32, as the kernels read either."""
+    return (target if target.dtype == torch.uint8 else target.float()).contiguous().view(torch.uint8)
+
+
+def kept_counts(mask: Tensor | None, target: Tensor, sizes: Tensor) -> Tensor | None:
+    """Kept pixels and windows of each view, [V, 2]; None without a mask."""
+    if mask is None:
+        return None
+    views, height, width, _ = target.shape
+    counts = torch.zeros(views, 2, dtype=torch.int64, device=target.device)
+    kernel = LOSS.kernel("count_kept", **loss_switches(target, mask))
+    kernel(views * height, THREADS, mask.contiguous(), sizes, width, height, counts)
+    return counts
