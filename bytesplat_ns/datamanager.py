@@ -148,10 +148,6 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         alone = {"seed": self.seed, "views_per_round": self.views_per_round, "ranks": 1, "occupied": None}
         self.sharing = former if self._resumed else Sharing.alone(former.plan.followed(position, **alone))
 
-    def ends_epoch(self, before: int, after: int) -> bool:
-        """Whether all photos have been seen once more by the round that took the images seen from one to the other."""
-        return before // len(self.train_dataset) < after // len(self.train_dataset)
-
     def training_cameras(self, device: torch.device, sample: int | None = None) -> layout.Cameras:
         """All training views as the stages take them, or ``SAMPLE`` of them at most, drawn from a number."""
         cameras, count = self.train_dataset.cameras, len(self.train_dataset)

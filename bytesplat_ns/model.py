@@ -30,6 +30,8 @@ from bytesplat_ns.density.philox import uniform
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
 from bytesplat_ns.ops.photometric import Fusing
 from bytesplat_ns.options import refuse_random_start
+from bytesplat_ns.parallel import ranks
+from bytesplat_ns.parallel.partition import own_part
 from bytesplat_ns.run.metrics import Lpips, view_metrics
 from bytesplat_ns.schedules import REFERENCE_IMAGES, Timeline
 from bytesplat_ns.splats import initialization
@@ -120,8 +122,12 @@ class ByteSplatModel(SplatfactoModel):
         seed = torch.initial_seed() % 2**31
         self.initial_sh_degree = 0
         parameters = self._initial_parameters(seed)
+        ids = torch.arange(len(parameters["means"]), dtype=torch.int64)
+        if (group := ranks.of_process()).size > 1:  # every Gaussian has one owner
+            own = own_part(parameters["means"], ids, group)
+            parameters, ids = {name: rows[own] for name, rows in parameters.items()}, ids[own]
         self.gauss_params = torch.nn.ParameterDict({k: torch.nn.Parameter(v) for k, v in parameters.items()})
-        self.register_buffer("ids", torch.arange(self.num_points, dtype=torch.int64))
+        self.register_buffer("ids", ids)
         self.seed_points = None  # not needed any more; may be millions of points
 
         self.camera_optimizer = config.camera_optimizer.setup(num_cameras=self.num_train_data, device="cpu")
@@ -224,7 +230,7 @@ class ByteSplatModel(SplatfactoModel):
         if self.crop_box is not None and not self.training:
             inside = self.crop_box.within(self.means).squeeze(-1)
             gaussians = Gaussians(**{k: p[inside] for k, p in self.gauss_params.items()}, ids=self.ids[inside])
-        image, _ = ops.render(gaussians, cameras, self.settings())
+        image = self.render_gaussians(gaussians, cameras, self.settings())
         background = self.training_backgrounds(1)[0] if self.training else self.background_color.to(self.device)
         return image, background
 
@@ -235,6 +241,14 @@ class ByteSplatModel(SplatfactoModel):
         if self.render_for_viewer is not None and threading.current_thread() is not threading.main_thread():
             return self.render_for_viewer(camera, obb_box)
         return super().get_outputs_for_camera(camera, obb_box)
+
+    def render_gaussians(self, gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) -> Image:
+        """Their image, differentiable; while several ranks look at their model together, ``render_together``."""
+        return ops.render(gaussians, cameras, settings)[0]
+
+    def render_for_others(self) -> None:
+        """Takes part in what other ranks render, without a view of one's own."""
+        self.render_gaussians(self.gaussians(), None, self.settings())
 
     def get_outputs(self, camera: NerfstudioCameras) -> dict[str, Tensor]:  # type: ignore[override]
         """What a camera sees: rgb [H, W, 3], depth [H, W, 1], accumulation [H, W, 1], background [3] or [H, W, 3]."""

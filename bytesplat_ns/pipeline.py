@@ -30,11 +30,11 @@ from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.optim import GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
-from bytesplat_ns.parallel import partition, ranks, visibility
+from bytesplat_ns.parallel import ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
 from bytesplat_ns.parallel.exchange import Exchange
-from bytesplat_ns.parallel.ranks import ALONE, Ranks
-from bytesplat_ns.parallel.whole import shown
+from bytesplat_ns.parallel.ranks import Ranks
+from bytesplat_ns.parallel.rendering import shown
 from bytesplat_ns.run import checkpoint, evaluation
 from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.run.progress import tell
@@ -43,6 +43,9 @@ from bytesplat_ns.views import Batch, Collator
 
 BETAS, EPSILON = (0.9, 0.999), 1e-15
 """Adam's constants, as splatfacto's."""
+
+BALANCED_EVERY = 500
+"""Images (of a run of 30,000) after which ranks look whether one has too much to do, at the end of an epoch."""
 
 
 @dataclass
@@ -182,7 +185,7 @@ class ByteSplatPipeline(VanillaPipeline):
         model.ids = self.store.ids
         if report is not None or pruned:
             self._consider_deferral()
-        if self.ranks.size > 1 and self.datamanager.ends_epoch(before, model.images_seen):
+        if self.ranks.size > 1 and self._balance_is_due(before):
             self._balance()
         return RoundReport(losses, image, batch, background, report, pruned, records, model.num_points)
 
@@ -270,7 +273,8 @@ class ByteSplatPipeline(VanillaPipeline):
         model = self.model
         model.start(total_images)
         self._collate = Collator(model.device)
-        self.store = GaussianStore(model.gauss_params, model.ids)
+        first_free = model.ids.amax() + 1 if len(model.ids) else model.ids.sum()
+        self.store = GaussianStore(model.gauss_params, model.ids, int(self.ranks.gather(first_free[None]).max()))
         self.optimizer = GaussianAdam(self.store)
         self._run = fused.runner(model.device)
         model.settle = self.optimizer.deferral.settle
@@ -285,7 +289,6 @@ class ByteSplatPipeline(VanillaPipeline):
         shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
         constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
         self.shared_optimizers = Optimizers(constant, shared)
-        self._keep_own_part()
         self.exchange = Exchange(self.ranks, self.config.model.gradient_exchange)
         self.strategy = density_control(
             self.config.model,
@@ -317,14 +320,6 @@ class ByteSplatPipeline(VanillaPipeline):
         if change:
             tell(change)
 
-    def _keep_own_part(self) -> None:
-        """Every Gaussian has one owner: of what all ranks hold, the others' Gaussians go."""
-        if self.ranks.size > 1:
-            means, ids = self.store.parameters["means"].detach(), self.store.ids
-            cells = partition.divide(self.ranks.size, means, ids, torch.ones_like(ids), ALONE)
-            self.store.keep(cells.owners(means, ids) == self.ranks.rank)
-            self.model.ids = self.store.ids
-
     def share_views(self) -> None:
         """Plans the rounds of several ranks from now on, by what of the scene each of them holds."""
         if self.ranks.size == 1:
@@ -334,6 +329,12 @@ class ByteSplatPipeline(VanillaPipeline):
         seen = visibility.footprints(bounds, cameras, self.model.settings())
         parts = self.ranks.gather_parts(seen.to(self.ranks.device), "partition")
         self.datamanager.share_views(self.model.images_seen, torch.stack(parts, dim=1).cpu().numpy())
+
+    def _balance_is_due(self, before: int) -> bool:
+        """Whether the round that began after ``before`` images ended an epoch, and it is time again."""
+        epoch = self.model.num_train_data
+        period = -(-self.model.timeline.images(BALANCED_EVERY) // epoch) * epoch
+        return before // period < self.model.images_seen // period
 
     def _balance(self) -> None:
         """Moves Gaussians if one rank has too much to do, and plans the next rounds by where they are."""
@@ -357,10 +358,9 @@ class ByteSplatPipeline(VanillaPipeline):
         rising = range(model.initial_sh_degree + 1, options.sh_degree + 1)
         degrees = [timeline.images(options.sh_degree_interval) * k for k in rising]
         resets = [m for m in range(timeline.total) if schedule.resets_at(m, m + 1)]
-        gaussians = sum(self.ranks.share(model.num_points))
         scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
         lines = [
-            f"{gaussians:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
+            f"{self.strategy.total:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
             f"{timeline.total:,} images in rounds of {views}, on {model.device} "
             f"({ops.backend(model.device.type).__name__.rpartition('.')[2]} kernels).",
             f"Schedules for {timeline.length:,} images ({scaled}), in images: "

@@ -122,7 +122,7 @@ class ByteSplatTrainer(Trainer):
         self._start_step = state["step"] + 1 if seen else 0  # it may be of a run of no steps
         if seen >= total:
             raise CheckpointError(f"{path} has seen {seen} of {total} images. To train on, raise --max-num-iterations.")
-        CONSOLE.log(f"Resuming from {path}: {seen:,} images seen, {self.pipeline.model.num_points:,} Gaussians.")
+        CONSOLE.log(f"Resuming from {path}: {seen:,} images seen, {self.pipeline.strategy.total:,} Gaussians.")
 
     # The loop ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.parallel.ranks import Ranks
+from bytesplat_ns.parallel.ranks import ALONE, Ranks
 
 DIGIT = 11
 """Bits of a key that one histogram resolves."""
@@ -130,6 +130,12 @@ def _coordinate(key: int) -> float:
         return torch.inf
     bits ^= (bits >> 31) & 0x7FFFFFFF
     return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
+
+
+def own_part(means: Tensor, ids: Tensor, ranks: Ranks) -> Tensor:
+    """[n] int64, rows of a rank where all ranks hold all Gaussians [N]: cells of equal numbers."""
+    cells = divide(ranks.size, means, ids, torch.ones_like(ids), ALONE)
+    return (cells.owners(means, ids) == ranks.rank).nonzero().squeeze(1)
 
 
 def move(store: GaussianStore, owners: Tensor, ranks: Ranks) -> None:

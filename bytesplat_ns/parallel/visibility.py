@@ -28,6 +28,9 @@ SLACK = 1.0
 ROUNDING = 1e-5
 """Slack relative to the size of the coordinates that cancel, for the same."""
 
+CHUNK = 1 << 22
+"""Pairs of a view and a block that are looked at together."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -40,6 +43,14 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.count)
+
+    def features(self) -> Tensor:
+        """[B, 11], of which the largest value of a linear function over the block is a linear function in turn: centre,
+        half extent, magnitude of the coordinates, one, reach."""
+        centre, half = (self.low + self.high) / 2, (self.high - self.low) / 2
+        magnitude = self.low.abs().maximum(self.high.abs())
+        one = torch.ones_like(self.reach)
+        return torch.cat([centre, half, magnitude, one[:, None], self.reach[:, None]], dim=1)
 
 
 def blocks(gaussians: Gaussians) -> Blocks:
@@ -66,39 +77,51 @@ def blocks(gaussians: Gaussians) -> Blocks:
 
 def footprints(bounds: Blocks, cameras: Cameras, settings: RenderSettings) -> Tensor:
     """[V] int64, Gaussians in the blocks that may make a record in each view; zero where none is visible."""
-    return torch.stack([bounds.count[seen(bounds, cameras, v, settings)].sum() for v in range(len(cameras))])
+    planes, features = _half_spaces(cameras, settings), bounds.features()
+    at_once = max(CHUNK // max(len(bounds), 1), 1)
+    counts = [(_within(features, some) * bounds.count).sum(dim=1) for some in planes.split(at_once)]
+    return torch.cat(counts) if counts else bounds.count.new_zeros(0)
 
 
-def seen(bounds: Blocks, cameras: Cameras, view: int, settings: RenderSettings) -> Tensor:
-    """[B] bool, the blocks that may hold a Gaussian with a record in this view."""
-    matrix = cameras.viewmats[view].to(bounds.low)
-    rotation, translation = matrix[:3, :3], matrix[:3, 3]
-    fx, fy, cx, cy = cameras.intrinsics[view].tolist()
-    width, height = cameras.sizes[view].tolist()
+def seen(bounds: Blocks, cameras: Cameras, settings: RenderSettings) -> Tensor:
+    """[V, B] bool, the blocks that may hold a Gaussian with a record in each view."""
+    return _within(bounds.features(), _half_spaces(cameras, settings))
 
-    centre = (bounds.low + bounds.high) / 2 @ rotation.T + translation  # camera axes
-    half = (bounds.high - bounds.low) / 2
-    magnitude = bounds.low.abs().maximum(bounds.high.abs()) @ rotation.abs().T + translation.abs()
-    error = ROUNDING * magnitude.sum(dim=1)
 
-    def largest(normal: Tensor) -> Tensor:
-        """Of normal . x over the means x of each block, camera axes."""
-        return centre @ normal + half @ (normal @ rotation).abs() + error * normal.abs().sum()
+def _within(features: Tensor, planes: Tensor) -> Tensor:
+    """[V, B] bool, which blocks of features [B, 11] reach into all half-spaces [V, 6, 11] of a view."""
+    return ((planes.to(features) @ features.T) >= 0).all(dim=1)
 
-    forward = rotation.new_tensor([0.0, 0.0, 1.0])
-    visible = (largest(forward) > settings.near) & (-largest(-forward) < settings.far)
+
+def _half_spaces(cameras: Cameras, settings: RenderSettings) -> Tensor:
+    """[V, 6, 11] float64 on the CPU: near, far, and the four sides, as factors of a block's features."""
+    matrices, intrinsics = cameras.viewmats.cpu().double(), cameras.intrinsics.cpu().double()
+    rotation, translation = matrices[:, :3, :3], matrices[:, :3, 3]
+    forward, none = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), torch.zeros(len(cameras), dtype=torch.float64)
+    forward = forward.expand(len(cameras), 3)
+    normals, offsets, reaches = [forward, -forward], [none - settings.near, none + settings.far], [none, none]
     dilation = math.sqrt(2 * math.log(1 / ALPHA_MIN) * settings.dilation) + SLACK
-    for axis, (focal, principal, size) in enumerate(((fx, cx, width), (fy, cy, height))):
+    for axis in range(2):
+        focal, principal = intrinsics[:, axis], intrinsics[:, 2 + axis]
+        size = cameras.sizes[:, axis].cpu().double()
         margin = 0.15 * size / focal
-        slopes = (-(principal / focal + margin), (size - principal) / focal + margin)
-        tau = max(float((rotation[axis] - slope * rotation[2]).norm()) for slope in slopes)
-        reach = focal * tau * (1 + ROUNDING) * bounds.reach
-        normal = torch.zeros_like(forward)
-        normal[axis] = focal
-        right = normal + (principal - 0.5 + dilation) * forward  # f x + (c - 0.5) z >= - extent z
-        left = -normal + (size - 0.5 - principal + dilation) * forward
-        visible &= (largest(right) + reach >= 0) & (largest(left) + reach >= 0)
-    return visible
+        slopes = torch.stack([-(principal / focal + margin), (size - principal) / focal + margin])
+        tau = (rotation[:, axis] - slopes[..., None] * rotation[:, 2]).norm(dim=-1).amax(dim=0)
+        normal = torch.zeros(len(cameras), 3, dtype=torch.float64)
+        normal[:, axis] = focal
+        normals += [
+            normal + (principal - 0.5 + dilation)[:, None] * forward,  # f x + (c - 0.5) z >= - extent z
+            -normal + (size - 0.5 - principal + dilation)[:, None] * forward,
+        ]
+        offsets += [none, none]
+        reaches += [focal * tau * (1 + ROUNDING)] * 2
+
+    normal, offset, reach = (torch.stack(parts, dim=1) for parts in (normals, offsets, reaches))  # camera axes
+    in_world = normal @ rotation
+    length = ROUNDING * normal.abs().sum(dim=2)  # times the sum of what cancels: the error
+    cancelling = length[..., None] * rotation.abs().sum(dim=1)[:, None]
+    offset = offset + (normal * translation[:, None]).sum(dim=2) + length * translation.abs().sum(dim=1)[:, None]
+    return torch.cat([in_world, in_world.abs(), cancelling, offset[..., None], reach[..., None]], dim=2)
 
 
 def _z_order(means: Tensor) -> Tensor:

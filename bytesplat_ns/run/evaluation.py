@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from nerfstudio.cameras.cameras import Cameras
-from nerfstudio.models.base_model import Model
 from rich.progress import track
 from torchvision.utils import save_image
 
 from bytesplat_ns.parallel.ranks import ALONE, Ranks
 from bytesplat_ns.run.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from bytesplat_ns.model import ByteSplatModel
 
 
 class Views(Sized, Protocol):
@@ -28,14 +30,14 @@ class Views(Sized, Protocol):
 
 
 def evaluate(
-    model: Model, views: Views, output: Path | None, prefix: str, ranks: Ranks = ALONE
+    model: ByteSplatModel, views: Views, output: Path | None, prefix: str, ranks: Ranks = ALONE
 ) -> list[dict[str, float]]:
     """Metrics of each photo, and rendered photos per second, as nerfstudio measures them: metrics included.
 
     Args:
         views: as they are looked at.
         output: folder for comparisons of photo and render, ``<prefix>_<kind>_<number>.png``.
-        ranks: each has the whole model and looks at its share of the views.
+        ranks: each has a part of the model and looks at its share of the views, for which all render together.
 
     Raises:
         Interrupted: several ranks have heard of a signal.
@@ -50,6 +52,7 @@ def evaluate(
             raise Interrupted
         number = turn + ranks.rank
         if number >= len(views):
+            model.render_for_others()
             continue
         camera, batch = views[number]
         start = perf_counter()

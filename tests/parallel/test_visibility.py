@@ -21,8 +21,8 @@ def test_no_record_is_missed_and_most_of_the_unseen_are_left_out(settings, block
         bounds, records = visibility.blocks(scene), ops.project(scene, views, settings)
         means = scene.means.double()[:, None]
         within = ((means >= bounds.low) & (means <= bounds.high)).all(dim=2)  # [N, B]
-        for v in range(len(views)):
-            seen = (within & visibility.seen(bounds, views, v, settings)).any(dim=1)
+        for v, of_view in enumerate(visibility.seen(bounds, views, settings)):
+            seen = (within & of_view).any(dim=1)
             visible = torch.zeros_like(seen).index_fill_(0, records.gaussian[records.view == v].long(), True)
             missed += int((visible & ~seen).sum())
             unseen, left_out = unseen + int((~visible).sum()), left_out + int((~visible & ~seen).sum())
@@ -39,6 +39,13 @@ def test_blocks_are_of_neighbours_and_hold_all_that_can_be_drawn(monkeypatch):
     assert len(bounds) == -(-int(bounds.count.sum()) // visibility.BLOCK)
     inner = (bounds.high - bounds.low).amax(dim=1).sort().values[: len(bounds) - 2]
     assert inner.mean() < 0.6 * (scene.means[10:].amax() - scene.means[10:].amin())
+
+
+def test_views_are_looked_at_some_at_a_time(monkeypatch):
+    bounds, views = visibility.blocks(gaussians(2000, seed=1)), cameras(9, seed=2)
+    expected = (visibility.seen(bounds, views, RenderSettings()) * bounds.count).sum(dim=1)
+    monkeypatch.setattr(visibility, "CHUNK", 20)
+    assert torch.equal(visibility.footprints(bounds, views, RenderSettings()), expected)
 
 
 def test_a_shard_without_gaussians_is_seen_by_no_view():
