@@ -226,10 +226,7 @@ class ByteSplatModel(SplatfactoModel):
             height=height,
         )
         self.settle()
-        gaussians = Gaussians(**dict(self.gauss_params.items()), ids=self.ids)
-        if self.crop_box is not None and not self.training:
-            inside = self.crop_box.within(self.means).squeeze(-1)
-            gaussians = Gaussians(**{k: p[inside] for k, p in self.gauss_params.items()}, ids=self.ids[inside])
+        gaussians = self._within(None if self.training else self.crop_box)
         image = self.render_gaussians(gaussians, cameras, self.settings())
         background = self.training_backgrounds(1)[0] if self.training else self.background_color.to(self.device)
         return image, background
@@ -246,9 +243,16 @@ class ByteSplatModel(SplatfactoModel):
         """Their image, differentiable; while several ranks look at their model together, ``render_together``."""
         return ops.render(gaussians, cameras, settings)[0]
 
-    def render_for_others(self) -> None:
-        """Takes part in what other ranks render, without a view of one's own."""
-        self.render_gaussians(self.gaussians(), None, self.settings())
+    def render_for_others(self, obb_box: OrientedBox | None = None) -> None:
+        """Takes part in what other ranks render within a box, without a view of one's own."""
+        self.render_gaussians(self._within(obb_box), None, self.settings())
+
+    def _within(self, box: OrientedBox | None) -> Gaussians:
+        """The parameters, with their graph, of what lies in a box."""
+        if box is None:
+            return Gaussians(**dict(self.gauss_params.items()), ids=self.ids)
+        inside = box.within(self.means).squeeze(-1)
+        return Gaussians(**{k: p[inside] for k, p in self.gauss_params.items()}, ids=self.ids[inside])
 
     def get_outputs(self, camera: NerfstudioCameras) -> dict[str, Tensor]:  # type: ignore[override]
         """What a camera sees: rgb [H, W, 3], depth [H, W, 1], accumulation [H, W, 1], background [3] or [H, W, 3]."""

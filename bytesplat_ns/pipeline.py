@@ -427,7 +427,10 @@ class ByteSplatPipeline(VanillaPipeline):
     def render_together(self, camera: NerfstudioCameras, obb_box: OrientedBox | None) -> dict[str, Tensor] | None:
         """What a camera sees, on the first rank; the viewer there has put its model into evaluation mode."""
         with shown(self.model, self.ranks), torch.no_grad():
-            return self.model.get_outputs_for_camera(camera, obb_box) if self.ranks.rank == 0 else None
+            if self.ranks.rank == 0:
+                return self.model.get_outputs_for_camera(camera, obb_box)
+            self.model.render_for_others(obb_box)
+            return None
 
     def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Metrics of one held-out photo, and pictures; the same on every rank."""
