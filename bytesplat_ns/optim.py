@@ -16,6 +16,9 @@ from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, Records, Rende
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+BETAS, EPSILON = (0.9, 0.999), 1e-15
+"""Adam's constants for one view, as splatfacto's."""
+
 
 class GaussianAdam:
     """Dense Adam (Kingma and Ba, 2015, algorithm 1) with a learning rate per parameter tensor.
@@ -48,8 +51,8 @@ class GaussianAdam:
         self,
         rates: Mapping[str, float],
         views: int = 1,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-15,
+        betas: tuple[float, float] = BETAS,
+        eps: float = EPSILON,
     ) -> None:
         """Says what the next step is like.
 

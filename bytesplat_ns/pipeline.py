@@ -28,7 +28,7 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.photometric import PhotometricLoss
-from bytesplat_ns.optim import GaussianAdam, step_on_round
+from bytesplat_ns.optim import BETAS, EPSILON, GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import ranks, visibility
 from bytesplat_ns.parallel.balance import rebalance
@@ -38,11 +38,8 @@ from bytesplat_ns.parallel.rendering import shown
 from bytesplat_ns.run import checkpoint, evaluation
 from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.run.progress import tell
-from bytesplat_ns.schedules import REFERENCE_IMAGES, LearningRate, RoundScale, learning_rate
+from bytesplat_ns.schedules import LearningRate, RoundScale, learning_rate
 from bytesplat_ns.views import Batch, Collator
-
-BETAS, EPSILON = (0.9, 0.999), 1e-15
-"""Adam's constants, as splatfacto's."""
 
 BALANCED_EVERY = 500
 """Images (of a run of 30,000) after which ranks look whether one has too much to do, at the end of an epoch."""
@@ -350,37 +347,6 @@ class ByteSplatPipeline(VanillaPipeline):
         """Rounds from now until ``total_images`` have been seen, as planned now."""
         return self.datamanager.sharing.plan.rounds_between(self.model.images_seen, total_images)
 
-    def describe_run(self) -> list[str]:
-        """What this run will do and when, in images, for the log."""
-        model, options, schedule = self.model, self.config.model, self.strategy.schedule
-        timeline, views = model.timeline, self.datamanager.views_per_round
-        halvings = [timeline.images(options.resolution_schedule) * k for k in range(1, options.num_downscales + 1)]
-        rising = range(model.initial_sh_degree + 1, options.sh_degree + 1)
-        degrees = [timeline.images(options.sh_degree_interval) * k for k in rising]
-        resets = [m for m in range(timeline.total) if schedule.resets_at(m, m + 1)]
-        scaled = "splatfacto's absolute steps" if timeline.length == REFERENCE_IMAGES else f"x {timeline.scale:.3g}"
-        lines = [
-            f"{self.strategy.total:,} Gaussians (at most {options.max_gaussians:,}), {model.num_train_data} photos, "
-            f"{timeline.total:,} images in rounds of {views}, on {model.device} "
-            f"({ops.backend(model.device.type).__name__.rpartition('.')[2]} kernels).",
-            f"Schedules for {timeline.length:,} images ({scaled}), in images: "
-            f"resolution doubles at {_moments(halvings)}; SH degree rises at {_moments(degrees)}; "
-            f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "
-            f"opacity reset at {_moments([m + 1 for m in resets])}.",
-        ]
-        if self.ranks.size > 1:
-            lines.append(self.datamanager.sharing.describe())
-        if views > 1:
-            scale = RoundScale(views)
-            steps, images = self.rounds_until(timeline.total), timeline.total - model.images_seen
-            lines.append(
-                f"Rounds of {views} views: {steps:,} steps for {images:,} images. In a round of B views learning rates "
-                f"are sqrt(B) times as large, Adam's betas are taken to the power of B and its epsilon is divided by "
-                f"sqrt(B): x {scale.learning_rate(1):.3g}, {', '.join(f'{b:.4g}' for b in scale.betas(*BETAS))} and "
-                f"{scale.epsilon(EPSILON):.3g} for B = {views}."
-            )
-        return lines
-
     def training_state(self) -> dict[str, Any]:
         """Everything that resuming needs besides the parameters; rows are those of this rank's Gaussians."""
         return {
@@ -439,7 +405,3 @@ class ByteSplatPipeline(VanillaPipeline):
 
     def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:
         return self.model.get_param_groups()
-
-
-def _moments(images: list[int]) -> str:
-    return ", ".join(f"{image:,}" for image in images) or "never"

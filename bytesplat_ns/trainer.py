@@ -21,15 +21,17 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
 from bytesplat_ns.density.pruning import PruningReport
+from bytesplat_ns.optim import EPSILON
 from bytesplat_ns.options import refuse_idle_options
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
 from bytesplat_ns.parallel.ranks import RankLeft
 from bytesplat_ns.parallel.traffic import Traffic, summary
 from bytesplat_ns.parallel.viewer import ViewerLock
-from bytesplat_ns.pipeline import EPSILON, ByteSplatPipeline, RoundReport
+from bytesplat_ns.pipeline import ByteSplatPipeline, RoundReport
 from bytesplat_ns.run import checkpoint, memory
 from bytesplat_ns.run.checkpoint import CheckpointError
+from bytesplat_ns.run.description import describe
 from bytesplat_ns.run.interrupt import Interrupt, Interrupted
 from bytesplat_ns.run.memory import OutOfMemory
 from bytesplat_ns.run.progress import Progress, tell
@@ -99,7 +101,7 @@ class ByteSplatTrainer(Trainer):
         self.pipeline.share_views()
         remaining = self.pipeline.rounds_until(self.config.max_num_iterations)
         self.total_steps = self._start_step + remaining
-        for line in self.pipeline.describe_run():
+        for line in describe(self.pipeline):
             CONSOLE.log(line)
         line, bad = memory.preflight(self.pipeline)
         tell(line, "bold yellow" if bad else None)
