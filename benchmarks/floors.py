@@ -139,12 +139,24 @@ def floors(work: Work, ceilings: Ceilings) -> dict[str, float]:
     return least
 
 
-def count_evaluations(records: Records, tiles: TileLists, cameras: Cameras) -> int:
-    """How often a record meets a part (8 x 8 pixels) of which a pixel, not yet saturated, takes it.
+@dataclass(frozen=True)
+class Walk:
+    """What the parts (8 x 8 pixels, four a tile) do with their tiles' lists."""
 
-    No kernel that blends in this order can do with fewer; one that walks lists or tests boxes does more. All tiles are
-    walked in step, the longest lists first.
+    evaluations: int  # how often a record meets a part of which a pixel, not yet saturated, takes it
+    batches: Tensor  # [tiles, parts] int64: of LANES entries, that begin while a pixel of the part is not saturated
+
+
+def count_evaluations(records: Records, tiles: TileLists, cameras: Cameras) -> int:
+    """How often a record meets a part of which a pixel, not yet saturated, takes it.
+
+    No kernel that blends in this order can do with fewer; one that walks lists or tests boxes does more.
     """
+    return walk(records, tiles, cameras).evaluations
+
+
+def walk(records: Records, tiles: TileLists, cameras: Cameras) -> Walk:
+    """Goes down all lists in step, the longest ones first."""
     device, lengths = records.table.device, tiles.offsets.diff()
     order = lengths.argsort(descending=True)
     begins, lengths = tiles.offsets[order], lengths[order].cpu()
@@ -157,15 +169,19 @@ def count_evaluations(records: Records, tiles: TileLists, cameras: Cameras) -> i
     sizes = cameras.sizes.to(device)[row // cameras.tiles_y]
     transmittance = ((x < sizes[:, :1, None]) & (y < sizes[:, 1:, None])).float()
     total = torch.zeros((), dtype=torch.int64, device=device)
+    batches = torch.zeros(x.shape[:2], dtype=torch.int64, device=device)
     for place in range(int(lengths.max()) if len(lengths) else 0):
         busy = int((lengths > place).sum())
         table = records.table[tiles.records[begins[:busy] + place].long()][..., None, None]
         alpha = _alpha(table, x[:busy], y[:busy])
         ahead = transmittance[:busy]
-        taken = (alpha >= ALPHA_MIN) & (ahead > TRANSMITTANCE_MIN)
+        going_on = ahead > TRANSMITTANCE_MIN
+        if place % LANES == 0:
+            batches[:busy] += going_on.any(-1)
+        taken = (alpha >= ALPHA_MIN) & going_on
         total += taken.any(-1).sum()
         ahead.mul_(torch.where(taken, 1 - alpha, 1.0))  # a pixel that is stopped stays below the limit
-    return int(total)
+    return Walk(int(total), torch.empty_like(batches).index_copy_(0, order, batches))
 
 
 def _alpha(table: Tensor, x: Tensor, y: Tensor) -> Tensor:

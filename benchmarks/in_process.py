@@ -11,9 +11,20 @@ import torch
 from bytesplat_ns.config import bytesplat
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.run.metrics import psnr
+from bytesplat_ns.trainer import ByteSplatTrainerConfig
 
 HELD_OUT = 8
 """Every so many photos one is not trained on."""
+
+
+def configured(data: Path, seed: int) -> ByteSplatTrainerConfig:
+    """Method bytesplat for a capture in nerfstudio's format, with the photos held out that benchmarks hold out."""
+    config = deepcopy(bytesplat.config)
+    manager = config.pipeline.datamanager
+    manager.data, manager.train_cameras_sampling_seed = data, seed
+    manager.dataparser.eval_mode, manager.dataparser.eval_interval = "interval", HELD_OUT
+    manager.dataparser.downscale_factor = 1
+    return config
 
 
 def train(data: Path, images: int, seed: int, views_per_round: int = 1, **model: Any) -> ByteSplatPipeline:
@@ -22,11 +33,8 @@ def train(data: Path, images: int, seed: int, views_per_round: int = 1, **model:
     Args:
         model: options of the model that differ from the method's.
     """
-    config = deepcopy(bytesplat.config)
-    manager = config.pipeline.datamanager
-    manager.data, manager.views_per_round, manager.train_cameras_sampling_seed = data, views_per_round, seed
-    manager.dataparser.eval_mode, manager.dataparser.eval_interval = "interval", HELD_OUT
-    manager.dataparser.downscale_factor = 1
+    config = configured(data, seed)
+    config.pipeline.datamanager.views_per_round = views_per_round
     for name, value in model.items():
         setattr(config.pipeline.model, name, value)
     torch.manual_seed(seed)

@@ -1,6 +1,9 @@
 """Times the CUDA stages, and gsplat on the same scene in the same run where it is installed.
 
     python benchmarks/raster.py [--sizes 200000 1000000 3000000] [--out results.json]
+    python benchmarks/raster.py --sizes --trained RUN --data ../shared/data/seneca [--views 0 80]
+
+Scenes are rooms of ``--sizes`` Gaussians, and trained models through training views (``scenes.py``).
 
 Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not
 Python; everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python.
@@ -25,19 +28,16 @@ from typing import Any
 import torch
 from floors import Ceilings, Work, count_evaluations, floors
 from provenance import provenance
-from room import room
+from scenes import Scene, add_options, check_options, scenes
 from torch import Tensor
 
 from bytesplat_ns.ops.cuda import ahead, binning, fused_raster, optimizer, projection, raster
 from bytesplat_ns.ops.cuda.loss import loss
 from bytesplat_ns.ops.cuda.replay import Replay
-from bytesplat_ns.ops.layout import AdamStep, Cameras, Gaussians, ImageGradients, RenderSettings
+from bytesplat_ns.ops.layout import AdamStep, Gaussians, ImageGradients, RenderSettings
 from bytesplat_ns.ops.photometric import PhotometricLoss
 
-WIDTH, HEIGHT = 1600, 1064
 RATES = dict.fromkeys(Gaussians.PARAMETERS, 1e-9)  # so that the scene stays what it is
-TRAINED = RenderSettings()
-PLAIN = RenderSettings(statistics=False)
 
 
 def milliseconds(function: Callable[[], Any], repeats: int = 20) -> float:
@@ -86,18 +86,18 @@ def peak_memory(function: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def ours(
-    gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients
-) -> dict[str, float]:
+def ours(scene: Scene, upstream: ImageGradients) -> dict[str, float]:
     """Every stage, runs of stages, and the whole step."""
-    records = projection.project(gaussians, cameras, TRAINED)
+    gaussians, cameras, target, background = scene.gaussians, scene.cameras, scene.target, scene.background
+    full, plain = scene.settings, replace(scene.settings, statistics=False)
+    records = projection.project(gaussians, cameras, full)
     tiles = binning.bin(records, cameras)
     room_for = int(1.25 * len(records)), int(1.25 * len(tiles.records))
     result: dict[str, float] = {"records": len(records), "pairs": len(tiles.records)}
     result["evaluations"] = count_evaluations(records, tiles, cameras)
-    image = raster.rasterize(records, tiles, cameras, TRAINED)
-    rows = raster.rasterize_backward(records, tiles, cameras, TRAINED, image, upstream)
-    records = projection.project_ahead(gaussians, cameras, TRAINED, room_for[0])
+    image = raster.rasterize(records, tiles, cameras, full)
+    rows = raster.rasterize_backward(records, tiles, cameras, full, image, upstream)
+    records = projection.project_ahead(gaussians, cameras, full, room_for[0])
     tiles = binning.bin_ahead(records, cameras, room_for[1])
     own = replace(gaussians, **{name: getattr(gaussians, name).clone() for name in Gaussians.PARAMETERS})
     moments = {n: (torch.zeros_like(getattr(own, n)), torch.zeros_like(getattr(own, n))) for n in Gaussians.PARAMETERS}
@@ -117,7 +117,7 @@ def ours(
         fused_raster.rasterize_photometric(records, tiles, cameras, settings, photometric)
 
     def optimize(rows: Tensor = rows, records: Any = records) -> None:
-        projection.project_backward_adam(own, cameras, TRAINED, records, rows, moments, step_of_adam, {}, False)
+        projection.project_backward_adam(own, cameras, full, records, rows, moments, step_of_adam, {}, False)
 
     def to_gradients(settings: RenderSettings) -> None:
         records = projection.project_ahead(gaussians, cameras, settings, room_for[0])
@@ -127,7 +127,7 @@ def ours(
         projection.project_backward(gaussians, cameras, settings, records, rows)
 
     def stages(target: Tensor, background: Tensor) -> Tensor:
-        done = ahead.differentiate(own, cameras, TRAINED, lambda image: loss(image, target, background, cameras))
+        done = ahead.differentiate(own, cameras, full, lambda image: loss(image, target, background, cameras))
         optimize(done.rows, done.records)
         return done.losses
 
@@ -140,23 +140,21 @@ def ours(
     def replayed() -> None:
         replay(stages, (target, background), tables, "step")
 
-    result["project"] = captured(lambda: projection.project_ahead(gaussians, cameras, TRAINED, room_for[0]))
+    result["project"] = captured(lambda: projection.project_ahead(gaussians, cameras, full, room_for[0]))
     result["bin"] = captured(lambda: binning.bin_ahead(records, cameras, room_for[1]))
-    result["rasterize"] = captured(lambda: raster.rasterize(records, tiles, cameras, TRAINED))
+    result["rasterize"] = captured(lambda: raster.rasterize(records, tiles, cameras, full))
     result["loss"] = captured(lambda: loss(image, target, background, cameras))
-    result["rasterize_backward"] = captured(lambda: backward(TRAINED))
-    result["rasterize_backward exact"] = captured(lambda: backward(TRAINED, exact=True))
-    result["rasterize_backward without absgrad"] = captured(lambda: backward(PLAIN))
-    result["rasterize_backward exact without absgrad"] = captured(lambda: backward(PLAIN, exact=True))
-    for name, settings in (("", TRAINED), (" without absgrad", PLAIN)):
+    result["rasterize_backward"] = captured(lambda: backward(full))
+    result["rasterize_backward exact"] = captured(lambda: backward(full, exact=True))
+    result["rasterize_backward without absgrad"] = captured(lambda: backward(plain))
+    result["rasterize_backward exact without absgrad"] = captured(lambda: backward(plain, exact=True))
+    for name, settings in (("", full), (" without absgrad", plain)):
         result["image, loss and rows, three kernels" + name] = captured(lambda s=settings: three_kernels(s))
         result["image, loss and rows, one kernel" + name] = captured(lambda s=settings: one_kernel(s))
-    result["project_backward"] = captured(
-        lambda: projection.project_backward(gaussians, cameras, TRAINED, records, rows)
-    )
+    result["project_backward"] = captured(lambda: projection.project_backward(gaussians, cameras, full, records, rows))
     result["project_backward_adam"] = captured(optimize)
-    result["projection to gradients eager"] = back_to_back(lambda: to_gradients(TRAINED))
-    result["projection to gradients eager without absgrad"] = back_to_back(lambda: to_gradients(PLAIN))
+    result["projection to gradients eager"] = back_to_back(lambda: to_gradients(full))
+    result["projection to gradients eager without absgrad"] = back_to_back(lambda: to_gradients(plain))
     result["step eager"] = back_to_back(step)
     result["step memory"] = peak_memory(step)
     result["step replayed"] = back_to_back(replayed)
@@ -164,10 +162,9 @@ def ours(
     return result
 
 
-def gsplats(
-    gaussians: Gaussians, cameras: Cameras, target: Tensor, background: Tensor, upstream: ImageGradients
-) -> dict[str, float]:
+def gsplats(scene: Scene, upstream: ImageGradients) -> dict[str, float]:
     """The same of gsplat, packed. Empty where it is not installed."""
+    gaussians, cameras, target, background = scene.gaussians, scene.cameras, scene.target, scene.background
     try:
         from gsplat import rasterization
         from gsplat.cuda._wrapper import rasterize_to_pixels
@@ -189,8 +186,10 @@ def gsplats(
 
     def render(absgrad: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
         adam.zero_grad(set_to_none=True)
-        size = (cameras.width, cameras.height)
-        return rasterization(*leaves, cameras.viewmats, intrinsics, *size, sh_degree=3, packed=True, absgrad=absgrad)
+        size, degree = (cameras.width, cameras.height), scene.settings.sh_degree
+        mode = "antialiased" if scene.settings.antialiased else "classic"
+        options = {"sh_degree": degree, "packed": True, "absgrad": absgrad, "rasterize_mode": mode}
+        return rasterization(*leaves, cameras.viewmats, intrinsics, *size, **options)
 
     def to_gradients(absgrad: bool) -> None:
         rgb, alpha, _ = render(absgrad)
@@ -243,30 +242,31 @@ def ssim() -> tuple[Callable[[Tensor, Tensor], Tensor], str]:
         return lambda a, b: module(a.permute(0, 3, 1, 2), b.permute(0, 3, 1, 2)), "pytorch_msssim"
 
 
-def compare(count: int, ceilings: Ceilings) -> dict[str, Any]:
-    """Both sides on a room of ``count`` Gaussians, and the floors of ours."""
-    gaussians, cameras = room(count, WIDTH, HEIGHT)
+def compare(scene: Scene, ceilings: Ceilings) -> dict[str, Any]:
+    """Both sides on a scene, and the floors of ours."""
+    gaussians, cameras = scene.gaussians, scene.cameras
     generator = torch.Generator(device="cuda").manual_seed(0)
-    shape = (1, HEIGHT, WIDTH)
-    target = torch.randint(0, 256, (*shape, 3), dtype=torch.uint8, device="cuda", generator=generator)
-    background = torch.rand(1, 3, device="cuda", generator=generator)
+    shape = (1, cameras.height, cameras.width)
     random = [torch.randn(*shape, *tail, device="cuda", generator=generator) for tail in ((3,), ())]
-    inputs = (gaussians, cameras, target, background, ImageGradients(random[0], None, random[1]))
-    mine, theirs = ours(*inputs), gsplats(*inputs)
+    upstream = ImageGradients(random[0], None, random[1])
+    mine, theirs = ours(scene, upstream), gsplats(scene, upstream)
     for side in (mine, theirs):
         for name in ("", " without absgrad") if side else ():
             forward = side.get("rasterize" + name, side["rasterize"])
             side["forward + backward" + name] = forward + side["rasterize_backward" + name]
     counts = {name: mine[name] for name in ("records", "pairs", "evaluations")}
-    work = Work(count, tiles=cameras.tiles_x * cameras.tiles_y, pixels=WIDTH * HEIGHT, **counts)
-    return {"gaussians": count, "ours": mine, "gsplat": theirs, "floors": floors(work, ceilings)}
+    tiles, pixels = cameras.tiles_x * cameras.tiles_y, cameras.width * cameras.height
+    harmonics = 1 + gaussians.features_rest.shape[1]
+    work = Work(len(gaussians), tiles=tiles, pixels=pixels, harmonics=harmonics, **counts)
+    found = {"scene": scene.name, "gaussians": len(gaussians), "image": [cameras.width, cameras.height]}
+    return found | {"ours": mine, "gsplat": theirs, "floors": floors(work, ceilings)}
 
 
 def table(result: dict[str, Any]) -> str:
     """Names, our milliseconds, how many times the floor that is, gsplat's, and how many times faster we are."""
     mine, theirs, least = result["ours"], result["gsplat"], result["floors"]
     lines = [
-        f"{result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs, "
+        f"{result['scene']}: {result['gaussians']:,} Gaussians, {mine['records']:,} visible, {mine['pairs']:,} pairs, "
         f"{mine['evaluations']:,} evaluations; SSIM of the other side: {theirs.get('ssim', 'not installed')}",
         f"  {'':46}{'ms':>8}{'x floor':>9}{'gsplat':>9}{'faster':>8}",
     ]
@@ -285,22 +285,22 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[200_000, 1_000_000, 3_000_000])
+    add_options(parser)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    check_options(parser, options)
     origin = provenance()
     began = time.perf_counter()
     ceilings = Ceilings.measure()
     results = []
-    for count in options.sizes:
-        results.append(compare(count, ceilings))
+    for make in scenes(options):
+        results.append(compare(make(), ceilings))
         print(table(results[-1]), flush=True)
     gsplat = sys.modules.get("gsplat")
     report = {
         **origin,
         "gsplat": gsplat and gsplat.__version__,
         "seconds": round(time.perf_counter() - began, 1),
-        "image": [WIDTH, HEIGHT],
         "ceilings": asdict(ceilings),
         "milliseconds": results,
     }

@@ -66,7 +66,7 @@ def compare(
     assert ((ours_rows - rows).norm(dim=0) <= ROWS * rows.norm(dim=0)).all()
     if not count:
         return None
-    return fused_raster.residency(records, tiles, cameras, scene.settings, loss, exact=exact)
+    return fused_raster.residency(records, tiles, cameras, scene.settings, loss, exact=exact)[0]
 
 
 PHOTO_KINDS = [  # three kernels between them: compiling one for the emulator takes some seconds

@@ -228,15 +228,15 @@ def residency(
     loss: PhotometricLoss,
     *,
     exact: bool = False,
-) -> Residency:
-    """Counts by running the kernel once more; waits for it."""
+) -> tuple[Residency, Tensor]:
+    """Counts by running the kernel once more, and waits for it; returns what it counted, too (``reads``)."""
     room = budget(records.table.device, settings.statistics, exact)
     quarters = cameras.tiles_x * cameras.tiles_y * QUARTERS
     reads = torch.zeros(len(cameras), quarters, 3, dtype=torch.int32, device=records.table.device)
     rasterize_photometric(records, tiles, cameras, settings, loss, exact=exact, reads=reads)
     queued, kept, used = reads.unbind(-1)
     lengths = queued.flatten().sort().values
-    return Residency(
+    found = Residency(
         budget=room.records,
         tiles_within=float((kept == queued).view(-1, QUARTERS).all(1).float().mean()),
         median=int(lengths[len(lengths) // 2]),
@@ -244,3 +244,12 @@ def residency(
         longest=int(lengths[-1]),
         reads_on_chip=float(torch.minimum(kept, used).sum() / used.sum().clamp(min=1)),
     )
+    return found, reads
+
+
+def by_tile(reads: Tensor, cameras: Cameras) -> Tensor:
+    """What the kernel counted, [V, tiles x 4, 3] in its own order of tiles, in that of tile lists: [tiles, 4, 3]."""
+    columns, rows = cameras.tiles_x, cameras.tiles_y
+    if rows < columns:  # it goes down the shorter side
+        return reads.view(-1, columns, rows, QUARTERS, 3).transpose(1, 2).reshape(-1, QUARTERS, 3)
+    return reads.view(-1, QUARTERS, 3)
