@@ -17,7 +17,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -150,14 +151,16 @@ def run_rank(place: Place, train: TrainLoop, config: TrainerConfig, device_type:
     """
     _settle(place, device_type, threads)
     store, _, _ = next(iter(dist.rendezvous(place.url, place.rank, place.size, timeout=timedelta(minutes=10))))
-    backend = "nccl" if device_type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+    backend, device = ("nccl", torch.device("cuda", place.local_rank)) if device_type == "cuda" else ("gloo", None)
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT, device_id=device
+    )
     CONSOLE.log(
         f"{place.size} ranks ({backend}), {place.local_size} on this machine with {threads} CPU threads each, "
         f"found each other at {place.url}."
     )
     code: int | str | None = 0
-    with Watch(store, place.rank, place.size, place.machine) as watch:
+    with _leaving_at_once(device_type), Watch(store, place.rank, place.size, place.machine) as watch:
         config.timestamp = ranks.of_process().broadcast(config.timestamp)
         try:
             # One seed for all: what is drawn is keyed by ids and images seen, so ranks agree without talking.
@@ -174,7 +177,21 @@ def run_rank(place: Place, train: TrainLoop, config: TrainerConfig, device_type:
             code = 1
         if code:
             raise SystemExit(code)
-    dist.destroy_process_group()
+        dist.destroy_process_group()  # while the first rank still has the store, in which NCCL's threads look
+
+
+@contextmanager
+def _leaving_at_once(device_type: str) -> Iterator[None]:
+    """A rank on a GPU that has failed or was stopped ends without tidying up: the other end of what NCCL would finish
+    or close may be gone, and then that takes for ever."""
+    try:
+        yield
+    except SystemExit as end:
+        if device_type == "cuda" and end.code:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        raise
 
 
 def _settle(place: Place, device_type: str, threads: int) -> None:
@@ -244,5 +261,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-

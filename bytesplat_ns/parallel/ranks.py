@@ -30,6 +30,9 @@ T = TypeVar("T")
 HEADER_BYTES = 16
 """What a rank sends each other one ahead of every collective."""
 
+DEVICE_ERRORS: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+"""A kernel of this rank went wrong, which shows when the host next waits: mostly in a collective."""
+
 _LEAVES = -1
 
 
@@ -231,7 +234,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if exhausted(error):
+            if exhausted(error) or isinstance(error, DEVICE_ERRORS):  # of this rank, of which others know nothing
                 raise
             raise RankLost(f"Rank {self.rank} has lost the others: {error}") from error
         if self._timed:
