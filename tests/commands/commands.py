@@ -66,9 +66,7 @@ def arguments(
     return [method, *words, *vis, *options, "nerfstudio-data", *split]
 
 
-def train(
-    data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat", device: str = "cpu"
-) -> Run:
+def train(data: Path, output: Path, *options: str, steps: int, method: str = "bytesplat", device: str = "cpu") -> Run:
     """``ns-train`` in this process, through its own parser."""
     from nerfstudio.scripts import train
     from nerfstudio.utils import writer
@@ -166,6 +164,14 @@ class Process:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self, seconds: float) -> int:
+        """Waits for its end; its exit code."""
+        return self._process.wait(seconds)
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

@@ -9,7 +9,7 @@ import pytest
 
 from bytesplat_ns.demo.capture import Capture, write_capture
 
-sys.path.append(str(Path(__file__).parents[1] / "commands"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("commands", "parallel")]
 
 
 @pytest.fixture(scope="session")

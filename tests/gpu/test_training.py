@@ -20,6 +20,7 @@ import torch
 from commands import Run, export, render, train
 from pictures import decibels, paint, read, variant
 from PIL import Image
+from reports import gaussians, losses, quality
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -78,19 +79,6 @@ CASES: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "masks": ("bytesplat", masked, ()),
     "alpha": ("bytesplat", cut_out, ()),
 }
-
-
-def losses(run: Run) -> list[float]:
-    return [line["loss"] for line in run.metrics() if "loss" in line]
-
-
-def quality(run: Run) -> float:
-    (held_out,) = (line for line in run.metrics() if "eval_psnr" in line)
-    return held_out["eval_psnr"]
-
-
-def gaussians(run: Run) -> int:
-    return [line["gaussians"] for line in run.metrics() if "gaussians" in line][-1]
 
 
 @pytest.mark.parametrize("case", CASES)

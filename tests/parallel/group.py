@@ -1,4 +1,4 @@
-"""Processes that form groups of ranks and call functions of the tests together: real ones, over gloo."""
+"""Processes that form groups of ranks and call functions of the tests together: real ones, over gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ SECONDS = 240
 
 
 class Group:
-    """So many processes, forked from one that has imported torch. They live until ``close``."""
+    """So many processes, forked from one that has imported torch. They live until ``close``.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        device_type: where tensors live that they exchange, "cpu" or "cuda".
+    """
+
+    def __init__(self, size: int, device_type: str = "cpu") -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "torch.distributed", "bytesplat_ns.config", "group"])
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self._processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            arguments = (rank, size, self._folder.name, there, sys.path)
+            arguments = (rank, size, device_type, self._folder.name, there, sys.path)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -59,7 +63,7 @@ class Group:
         self._folder.cleanup()
 
 
-def _serve(rank: int, size: int, folder: str, pipe: Connection, path: list[str]) -> None:
+def _serve(rank: int, size: int, device_type: str, folder: str, pipe: Connection, path: list[str]) -> None:
     sys.path[:] = path
     import torch
     import torch.distributed as dist
@@ -67,10 +71,14 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection, path: list[str])
     from bytesplat_ns.parallel.ranks import Ranks
 
     torch.set_num_threads(1)
+    device, backend = torch.device("cpu"), "gloo"
+    if device_type == "cuda":
+        device, backend = torch.device("cuda", rank), "nccl"
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo", f"file://{Path(folder) / 'store'}", timeout=timedelta(seconds=SECONDS), rank=rank, world_size=size
+        backend, f"file://{Path(folder) / 'store'}", timeout=timedelta(seconds=SECONDS), rank=rank, world_size=size
     )
-    ranks = Ranks(rank, size)
+    ranks = Ranks(rank, size, device)
     while True:
         try:
             function, arguments = pickle.loads(pipe.recv_bytes())

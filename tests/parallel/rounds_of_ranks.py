@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from bytesplat_ns.parallel.ranks import Ranks
 
 SIZES = ((61, 47), (40, 24), (17, 33), (64, 64), (30, 50))
 """Width and height of the views."""
+
+T = TypeVar("T")
 
 STATISTICS = (ABSGRAD.start, ABSGRAD.start + 1)
 
@@ -70,10 +72,18 @@ def part_of(cameras: Cameras, first: int, last: int) -> Cameras:
     return Cameras(cameras.viewmats[first:last], cameras.intrinsics[first:last], sizes, width, height)
 
 
+def moved(value: T, device: torch.device) -> T:
+    """A dataclass with its tensors on a device."""
+    tensors = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)})
+
+
 def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) -> dict[str, Any]:
-    """Losses, images, rows by (view, id), gradients by id; of what this rank has."""
+    """Losses, images, rows by (view, id), gradients by id; of what this rank has. Computed on ``ranks.device``."""
     views = sum(case.views)
     gaussians, cameras, target, mask = scene(case, views)
+    gaussians, cameras, target = moved(gaussians, ranks.device), moved(cameras, ranks.device), target.to(ranks.device)
+    mask = None if mask is None else mask.to(ranks.device)
     owners = [rank for rank, count in enumerate(case.views) for _ in range(count)]
     if ranks.size == 1:
         owners = [0] * views
@@ -89,7 +99,8 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
         photo, kept = target[first:last, : own.height, : own.width], None
         if mask is not None:
             kept = mask[first:last, : own.height, : own.width].contiguous()
-        return ops.loss(image, photo.contiguous(), torch.full((last - first, 3), 0.3), own, mask=kept)
+        background = torch.full((last - first, 3), 0.3, device=ranks.device)
+        return ops.loss(image, photo.contiguous(), background, own, mask=kept)
 
     exchange = Exchange(ranks, encoding)
     ranks.sent.clear()
@@ -99,14 +110,14 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
     poses = ranks.sum(gradients.viewmats)
     rows = there.rows[:, : ABSGRAD.stop]
     return {
-        "losses": there.losses,
+        "losses": there.losses.cpu(),
         "images": [
-            (there.image.rgb[v, :h, :w], there.image.transmittance[v, :h, :w])
+            (there.image.rgb[v, :h, :w].cpu(), there.image.transmittance[v, :h, :w].cpu())
             for v, (w, h) in enumerate(cameras.sizes[first:last].tolist())
         ],
-        "rows": (there.records.view, there.records.ids, rows),
-        "gradients": (shard.ids, gradients.parameters()),
-        "poses": poses,
+        "rows": (there.records.view.cpu(), there.records.ids.cpu(), rows.cpu()),
+        "gradients": (shard.ids.cpu(), {name: gradient.cpu() for name, gradient in gradients.parameters().items()}),
+        "poses": poses.cpu(),
         "sent": dict(ranks.sent),
         "zero": (ranks.rows, ranks.zero_rows),
     }
@@ -129,4 +140,3 @@ def collect(results: list[dict[str, Any]]) -> dict[str, Tensor]:
         "losses": torch.cat([result["losses"] for result in results]),
         "images": torch.cat(images),
     }
-
