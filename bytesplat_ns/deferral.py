@@ -23,13 +23,14 @@ Choice = Literal["auto", "on", "off"]
 MOST_STEPS = 1024
 """Steps on record before all colours are caught up with: one pass over memory in so many steps."""
 
-FEWEST_GAUSSIANS = 10_000_000
-LARGEST_SHARE = 0.3
-"""Where it should pay: on a GPU, for at least so many Gaussians, of which an average round shows no larger share.
+FEWEST_GAUSSIANS = 30_000_000
+LARGEST_SHARE = 0.2
+"""Where it pays: on a GPU, for at least so many Gaussians, of which an average round shows no larger share.
 
-Adam is bound by memory, and from 10M Gaussians on it is more than half of a step (benchmarks/results/city_h200.json).
-Colours that are shown are read and written twice, to catch up and to step: 264 + 52 + 2 x 1,152 x share bytes of a
-Gaussian, seven tenths of dense Adam's at this share."""
+By counting bytes it should pay earlier: colours that are shown are read and written twice, to catch up and to step, 264
++ 52 + 2 x 1,152 x share bytes of a Gaussian against 1,416. On an H200 (benchmarks/results/city_deferred_h200.json) it
+costs 8 % of the images a second at 10M, of which a view shows 26 %, breaks even at 30M (18 %) and gives 10 % at 100M
+(15 %), where the median step takes 33 ms instead of 48: views from high up show half of all and pay for all of them."""
 
 NEWS = 1.25
 """The number of Gaussians has changed enough to decide anew once it has by this factor."""

@@ -56,8 +56,8 @@ class ByteSplatPipelineConfig(VanillaPipelineConfig):
     """specifies the model config"""
     rebalance_threshold: float = 1.2
     """with several ranks, load of the busiest one, over the mean, beyond which Gaussians move at the end of an epoch"""
-    deferred_adam: Choice = "off"
-    """let colours that no view shows catch up later, with the same outcome: on, off, or where it should pay (auto)"""
+    deferred_adam: Choice = "auto"
+    """let colours that no view shows catch up later, with the same outcome: on, off, or where it pays (auto)"""
 
     checkpoints: ClassVar[Path] = Path()  # of the run that a tool looks at; neither an option nor stored with the run
 

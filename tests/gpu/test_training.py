@@ -209,7 +209,7 @@ def test_no_memory_saves_what_was_trained(memory, test_data, tmp_path, monkeypat
     (path,) = run.models.iterdir()
     state = torch.load(path, weights_only=True)
     seen = state["pipeline"]["_model._extra_state"]["images_seen"]
-    assert 20 <= seen <= 42
+    assert 20 <= seen < 100, "when depends on what the allocator still holds of smaller photos"
     torch.cuda.set_per_process_memory_fraction(1.0)
     start = "--load-dir", str(run.models)
     again = train(test_data / "fox", tmp_path / "again", *options, *start, steps=seen + 4, device="cuda")

@@ -12,11 +12,12 @@ import torch
 from backends import Backend, _moved
 from cases import SCENES, Photo, Scene, ball, look
 from oracle import photo_inputs
+from torch import Tensor
 
 from bytesplat_ns.ops import compile_check, nvrtc
 from bytesplat_ns.ops import cuda as stages
 from bytesplat_ns.ops.cuda import ahead, fused_raster
-from bytesplat_ns.ops.layout import RenderSettings
+from bytesplat_ns.ops.layout import ABSGRAD, CONIC, MEAN2D, OPACITY, RGB, RenderSettings
 from bytesplat_ns.ops.photometric import PhotometricLoss
 
 cuda = pytest.mark.parametrize("backend", ["cuda"], indirect=True)
@@ -27,11 +28,21 @@ LOSS, ROWS = 1e-6, 1e-4
 FEW = 48
 """Records that may stay on chip in most tests, so that lists of these small scenes do not fit either."""
 
+ROOMY = 160
+"""Records for which 48 KiB of shared memory have room, with sums of 11 bits."""
+
+TENSORS = MEAN2D, CONIC, slice(OPACITY, OPACITY + 1), RGB, ABSGRAD, slice(ABSGRAD.stop, None)
+"""Columns of a row that are compared by their common norm."""
+
+CANCELLED = 1e-2
+"""Part of the largest norm below which a norm says what has cancelled, not how large the sum's terms were."""
+
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shared memory for FEW records."""
     monkeypatch.setattr(fused_raster, "slots_for", lambda *arguments: FEW)
+    monkeypatch.setattr(fused_raster, "FEWEST_SLOTS", FEW)
     fused_raster.budget.cache_clear()
     yield
     fused_raster.budget.cache_clear()
@@ -42,6 +53,13 @@ def photo_loss(scene: Scene, photo: Photo, device: str) -> PhotometricLoss:
     sizes = tuple((width, height) for width, height in scene.cameras.sizes.tolist())
     inputs = _moved({k: v for k, v in photo_inputs(replace(photo, sizes=sizes)).items() if k != "image"}, device)
     return PhotometricLoss(cameras=_moved(scene.cameras, device), **inputs)
+
+
+def assert_rows_agree(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape and ours.isfinite().all()
+    norms = torch.stack([theirs[:, columns].norm() for columns in TENSORS])
+    apart = torch.stack([(ours - theirs)[:, columns].norm() for columns in TENSORS])
+    assert (apart <= ROWS * norms.clamp(min=CANCELLED * float(norms.max()))).all(), f"{apart} of {norms}"
 
 
 def compare(
@@ -62,8 +80,7 @@ def compare(
     assert torch.equal(ours.rgb, image.rgb) and torch.equal(ours.transmittance, image.transmittance)
     assert ours.depth is None
     torch.testing.assert_close(values, losses, rtol=LOSS, atol=1e-9)
-    assert ours_rows.shape == rows.shape and ours_rows.isfinite().all()
-    assert ((ours_rows - rows).norm(dim=0) <= ROWS * rows.norm(dim=0)).all()
+    assert_rows_agree(ours_rows, rows)
     if not count:
         return None
     return fused_raster.residency(records, tiles, cameras, scene.settings, loss, exact=exact)[0]
@@ -94,9 +111,9 @@ def test_lists_that_fit_are_not_read_again(backend: Backend, room: None, monkeyp
     assert streamed.budget == FEW - 7 and 0 < streamed.reads_on_chip < 1
     assert streamed.tiles_within < 1 and streamed.median <= streamed.percentile_95 <= streamed.longest
     assert streamed.longest > streamed.budget and f"{streamed.reads_on_chip:.1%}" in str(streamed)
-    monkeypatch.setattr(fused_raster, "slots_for", lambda *arguments: 256)
+    monkeypatch.setattr(fused_raster, "slots_for", lambda *arguments: ROOMY)
     fused_raster.budget.cache_clear()
-    resident = compare(scene, photo, backend.device, count=True)
+    resident = compare(scene, photo, backend.device, exact=False, count=True)
     assert resident.reads_on_chip == resident.tiles_within == 1
 
 
@@ -185,7 +202,7 @@ def test_stages_ahead_of_their_counts(backend: Backend, name: str, monkeypatch: 
     three = ahead.differentiate(gaussians, cameras, scene.settings, replace(loss, fusing="off"), exact=True)
     assert one.image.depth is None and three.image.depth is not None
     torch.testing.assert_close(one.losses, three.losses, rtol=LOSS, atol=1e-9)
-    assert ((one.rows - three.rows).norm(dim=0) <= ROWS * three.rows.norm(dim=0)).all()
+    assert_rows_agree(one.rows, three.rows)
 
 
 def test_what_a_tile_needs_of_shared_memory() -> None:
