@@ -1,6 +1,8 @@
 """Pruning for the hardware against pruning by score alone and none, from the same densified model.
 
-    python benchmarks/pruning.py --data ../shared/data/fox [MORE] --images 30000 [--seeds 3] [--cap N] [--budget K]
+    python benchmarks/pruning.py --data ../shared/data/fox [MORE] [--seeds 3] [--cap N] [--budget K] [--parallel]
+        [--minutes M]
+    python benchmarks/pruning.py --merge FILE [MORE] --out results.json
 
 Every 8th photo is held out. For each capture and seed one run trains without pruning. From its state at the end of
 densification (half of the images) branches set out: for each strength, a part of the Gaussians to be removed in eight
@@ -10,6 +12,9 @@ the veto are off. With ``--default``, one more has the default schedule, cost, g
 
 Printed, kept as JSON, and drawn: PSNR on the held-out photos, effective lengths of the training views' tile lists, time
 of a training step. On a CPU that is processor time, on a GPU wall time, of whole steps after the end of training.
+``--parallel`` gives each capture and seed a process of its own; while one of them times steps, the others wait. Rows
+are kept as they come, so that what there is after ``--minutes`` has its table and plot; ``--merge`` makes them of the
+rows of several files.
 """
 
 from __future__ import annotations
@@ -17,6 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from copy import deepcopy
@@ -25,18 +33,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from in_process import configured
+from provenance import ROOT, provenance
 from torch import Tensor
+from turns import Turns
 
-from bytesplat_ns.config import bytesplat
 from bytesplat_ns.density.pruning import Lists
 from bytesplat_ns.density.survey import HARM_UNIT, Survey
 from bytesplat_ns.inspection import Inspection
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.schedules import REFERENCE_IMAGES
 
-ROOT = Path(__file__).resolve().parents[1]
-HELD_OUT = 8
 ROUNDS = 8
 SPACING = 1_000
 """Images from round to round, of a run of REFERENCE_IMAGES."""
@@ -69,18 +76,14 @@ class ByContribution(Inspection):
 class Runs:
     """All runs on one capture with one seed; they share photos and one model."""
 
-    def __init__(self, data: Path, seed: int, options: argparse.Namespace) -> None:
-        config = deepcopy(bytesplat.config)
+    def __init__(self, data: Path, seed: int, options: argparse.Namespace, turns: Turns) -> None:
+        self.config = configured(data, seed)
         self.images, self.device = options.images, "cuda" if torch.cuda.is_available() else "cpu"
-        manager = config.pipeline.datamanager
-        manager.data, manager.train_cameras_sampling_seed = data, seed
-        parser = manager.dataparser
-        parser.eval_mode, parser.eval_interval, parser.downscale_factor = "interval", HELD_OUT, 1
-        self.usual = config.pipeline.model
+        self.turns = turns
+        self.usual = self.config.pipeline.model
         self.usual.max_gaussians = options.cap
-        self.config = config
         torch.manual_seed(seed)
-        self.pipeline: ByteSplatPipeline = config.pipeline.setup(device=self.device, test_mode="val")
+        self.pipeline: ByteSplatPipeline = self.config.pipeline.setup(device=self.device, test_mode="val")
 
     def at(self, reference: int) -> int:
         """Images of this run for those of a run of ``REFERENCE_IMAGES``."""
@@ -98,6 +101,7 @@ class Runs:
         """Trains until so many images have been seen; yields what pruning reports."""
         while self.pipeline.model.images_seen < until:
             yield from map(str, self.pipeline.train_round().pruning)
+            self.turns.offer()
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint would hold."""
@@ -130,11 +134,12 @@ class Runs:
         """The fastest of ten parts of the steps that are timed: other programs only ever slow them down."""
         clock = time.process_time if self.device == "cpu" else _gpu_clock
         part, parts = TIMED[self.device] // 10, []
-        for _ in range(11):
-            start = clock()
-            for _ in range(part):
-                self.pipeline.train_round()
-            parts.append(1e3 * (clock() - start) / part)
+        with self.turns.alone():
+            for _ in range(11):
+                start = clock()
+                for _ in range(part):
+                    self.pipeline.train_round()
+                parts.append(1e3 * (clock() - start) / part)
         return min(parts[1:])
 
 
@@ -154,9 +159,11 @@ def branches(options: argparse.Namespace, budget: int) -> Iterator[Branch]:
             yield Branch("contribution", strength, fixed | {"prune_cost": "uniform"}, by_contribution=True)
 
 
-def measure_all(data: Path, seed: int, options: argparse.Namespace, stop_at: float) -> Iterator[dict[str, Any]]:
-    """The rows of one capture and seed; branches that would begin after ``stop_at`` are left out."""
-    runs = Runs(data, seed, options)
+def measure_all(
+    data: Path, seed: int, options: argparse.Namespace, turns: Turns, stop_at: float
+) -> Iterator[dict[str, Any]]:
+    """The rows of one capture and seed; branches that would last longer than until ``stop_at`` are left out."""
+    runs = Runs(data, seed, options, turns)
     usual = deepcopy(vars(runs.usual))
     off = {"prune_share": 0.0}
     runs.begin(off)
@@ -171,42 +178,56 @@ def measure_all(data: Path, seed: int, options: argparse.Namespace, stop_at: flo
     budget = options.budget or int(lengths.double().quantile(options.within))
     head = {"data": data.name, "seed": seed, "budget": budget}
     yield head | {"branch": "densified", "strength": 0.0} | runs.measure(budget)
-    runs.begin(off, half)
-    list(runs.go_on(runs.images))
-    yield head | {"branch": "none", "strength": 0.0} | runs.measure(budget)
     default = {name: usual[name] for name in usual if name.startswith("prune_")}
     default["prune_share"] = 0.1
     default["prune_budget"] = budget if runs.device == "cpu" else options.budget
-    plan = [Branch("default", 0.0, default)] if options.default else []
+    plan = [Branch("none", 0.0, off), *([Branch("default", 0.0, default)] if options.default else [])]
+    longest = 0.0
     for branch in [*plan, *branches(options, budget)]:
-        if time.monotonic() > stop_at:
-            return
         start = time.monotonic()
+        if start + longest > stop_at:
+            print(f"{data.name}, seed {seed}: no time for {branch.name} {branch.strength} and what follows", flush=True)
+            return
         runs.begin(branch.options, before_all if branch.name == "default" else half)
         if branch.by_contribution:
             views = pipeline.pruning.views
             pipeline.pruning.views = ByContribution(views.model, views.store, views.data, views.collate, views.ranks)
         log = list(runs.go_on(runs.images))
+        row = head | {"branch": branch.name, "strength": branch.strength} | runs.measure(budget)
         seconds = time.monotonic() - start
-        row = head | {"branch": branch.name, "strength": branch.strength, "seconds": seconds} | runs.measure(budget)
-        yield row | {"log": log}
+        longest = max(longest, seconds)
+        yield row | {"seconds": seconds, "log": log}
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with what pruning changed against the run of the same capture and seed that was not pruned."""
+    unpruned = {(row["data"], row["seed"]): row for row in rows if row["branch"] == "none"}
+    found = []
+    for row in rows:
+        if other := unpruned.get((row["data"], row["seed"])):
+            row = row | {"psnr_change": row["psnr"] - other["psnr"], "faster": other["step_ms"] / row["step_ms"]}
+        found.append(row)
+    return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Means over seeds."""
+    """Means over seeds; "change" (dB) and "faster" are those against the unpruned run of the same seed."""
     lines = [
-        f"{'data':16}{'branch':14}{'strength':>9}{'seeds':>6}{'Gaussians':>11}{'PSNR':>8}{'SSIM':>8}{'train':>8}"
-        f"{'within':>8}{'P50':>6}{'P95':>6}{'max':>6}{'step ms':>9}"
+        f"{'data':16}{'branch':14}{'strength':>9}{'seeds':>6}{'Gaussians':>11}{'PSNR':>8}{'change':>8}{'SSIM':>8}"
+        f"{'train':>8}{'within':>8}{'P50':>6}{'P95':>6}{'max':>6}{'step ms':>9}{'faster':>8}"
     ]
     groups: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in compared(rows):
         groups.setdefault((row["data"], row["branch"], row["strength"]), []).append(row)
-    for (data, branch, strength), group in groups.items():
-        mean = {k: statistics.mean(row[k] for row in group) for k, v in group[0].items() if isinstance(v, (int, float))}
+    for (data, branch, strength), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        numbers = {k for k, v in group[0].items() if isinstance(v, (int, float)) and all(k in row for row in group)}
+        mean = {k: statistics.mean(row[k] for row in group) for k in numbers}
+        change = f"{mean['psnr_change']:>+8.3f}" if "psnr_change" in mean else f"{'':8}"
+        faster = f"{mean['faster']:>7.2f}x" if "faster" in mean else ""
         lines.append(
-            f"{data:16}{branch:14}{strength:>9.2f}{len(group):>6}{mean['gaussians']:>11,.0f}{mean['psnr']:>8.3f}"
+            f"{data:16}{branch:14}{strength:>9.2f}{len(group):>6}{mean['gaussians']:>11,.0f}{mean['psnr']:>8.3f}{change}"
             f"{mean['ssim']:>8.4f}{mean['psnr_train']:>8.3f}{mean['within']:>8.1%}{mean['p50']:>6.0f}{mean['p95']:>6.0f}"
-            f"{mean['longest']:>6.0f}{mean['step_ms']:>9.3f}"
+            f"{mean['longest']:>6.0f}{mean['step_ms']:>9.3f}{faster}"
         )
     return "\n".join(lines)
 
@@ -238,31 +259,93 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def run(options: argparse.Namespace, result: dict[str, Any], stop_at: float) -> None:
+    """Everything in this process, one after another; rows are kept as they come."""
+    turns = Turns(options.turns)
+    with turns.working():
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for data in options.data:
+                for row in measure_all(data, seed, options, turns, stop_at):
+                    result["rows"].append(row)
+                    write(options.out, result)
+                    print(table([row]).splitlines()[1], flush=True)
+
+
+def run_parallel(options: argparse.Namespace, words: list[str]) -> list[Path]:
+    """A process for each capture and seed; returns the files of those that have rows."""
+    files, processes = [], []
+    given = [word for word in words if word != "--parallel"]
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for data in options.data:
+                files.append(options.out.with_name(f"{options.out.stem}_{data.name}_{seed}.json"))
+                files[-1].unlink(missing_ok=True)
+                own = ["--data", data, "--first-seed", seed, "--seeds", 1, "--out", files[-1]]
+                own += ["--turns", Path(folder) / "turns"]
+                processes.append(subprocess.Popen([sys.executable, __file__, *given, *map(str, own)]))
+        codes = [process.wait() for process in processes]
+    for file, code in zip(files, codes, strict=True):
+        if code:
+            print(f"The process for {file.name} failed ({code}), see above.", flush=True)
+    return [file for file in files if file.exists()]
+
+
+def merged(files: list[Path]) -> dict[str, Any]:
+    """Rows of several results of one commit and device.
+
+    Raises:
+        SystemExit: there is none, or they are of different origins.
+    """
+    parts = [json.loads(file.read_text()) for file in files]
+    if not parts:
+        raise SystemExit("There are no rows: no run came to its first one.")
+    first = parts[0]
+    for file, part in zip(files, parts, strict=True):
+        for name in ("commit", "device", "images", "cap"):
+            if part[name] != first[name]:
+                raise SystemExit(
+                    f"{file} has {name} {part[name]}, {files[0]} has {first[name]}: compare like with like."
+                )
+    return first | {"rows": [row for part in parts for row in part["rows"]]}
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="+")
     parser.add_argument("--images", type=int, default=REFERENCE_IMAGES)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--cap", type=int, default=3_000_000)
     parser.add_argument("--budget", type=int, help="entries of a tile's list (default: from --within)")
     parser.add_argument("--within", type=float, default=1 / 3, help="part of the tiles within budget when densified")
-    parser.add_argument("--strengths", type=float, nargs="+", default=[0.4, 0.6, 0.8])
+    parser.add_argument("--strengths", type=float, nargs="*", default=[0.4, 0.6, 0.8])
     parser.add_argument("--costs", nargs="+", default=["uniform", "root", "tiles"])
     parser.add_argument("--contribution", action="store_true")
     parser.add_argument("--default", action="store_true", help="also a run with the default guard and veto")
-    parser.add_argument("--minutes", type=float, default=1e6, help="begin no branch later than this")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no branch that would last longer than this")
+    parser.add_argument("--parallel", action="store_true", help="a process for each capture and seed")
+    parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--merge", type=Path, nargs="+", help="results to make one of")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "pruning.json")
     options = parser.parse_args()
-    result: dict[str, Any] = {**provenance(), "images": options.images, "cap": options.cap, "rows": []}
+    if (options.data is None) == (options.merge is None):
+        parser.error("Give --data, or --merge with results that there are.")
     stop_at = time.monotonic() + 60 * options.minutes
-    for seed in range(options.seeds):
-        for data in options.data:
-            for row in measure_all(data, seed, options, stop_at):
-                result["rows"].append(row)
-                print(table([row]).splitlines()[1], flush=True)
-                options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result["rows"]))
-    plot(result, options.out.with_suffix(".png"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.data is not None and not options.parallel:
+        result = {**provenance(), "images": options.images, "cap": options.cap, "rows": []}
+        run(options, result, stop_at)
+    else:
+        origin = provenance()
+        result = merged(options.merge or run_parallel(options, sys.argv[1:])) | {"command": origin["command"]}
+        write(options.out, result)
+    if options.turns is None:
+        print(table(result["rows"]))
+        plot(result, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":
