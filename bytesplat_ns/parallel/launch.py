@@ -186,11 +186,14 @@ def _leaving_at_once(device_type: str) -> Iterator[None]:
     or close may be gone, and then that takes for ever."""
     try:
         yield
-    except SystemExit as end:
-        if device_type == "cuda" and end.code:
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if device_type == "cuda" and code:
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(end.code if isinstance(end.code, int) else 1)
+            os._exit(code if isinstance(code, int) else 1)
         raise
 
 

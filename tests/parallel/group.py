@@ -18,14 +18,15 @@ SECONDS = 240
 
 
 class Group:
-    """So many processes, forked from one that has imported torch. They live until ``close``.
+    """So many processes, those on a CPU forked from one that has imported torch. They live until ``close``.
 
     Args:
         device_type: where tensors live that they exchange, "cpu" or "cuda".
     """
 
     def __init__(self, size: int, device_type: str = "cpu") -> None:
-        context = multiprocessing.get_context("forkserver")
+        # CUDA cannot be used in a fork of a process that has as much as asked for it.
+        context = multiprocessing.get_context("forkserver" if device_type == "cpu" else "spawn")
         context.set_forkserver_preload(["torch", "torch.distributed", "bytesplat_ns.config", "group"])
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self._processes = [], []

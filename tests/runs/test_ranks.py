@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.util
 import signal
+import time
 
 import numpy as np
 import psutil
@@ -10,7 +13,7 @@ import pytest
 import torch
 from viewer_client import ViewerClient, free_port
 
-from bytesplat_ns.parallel.launch import ENVIRONMENT, launch
+from bytesplat_ns.parallel.launch import ENVIRONMENT, _leaving_at_once, launch
 
 STEPS = 12
 PHOTOS = 6  # of the small capture, to train on
@@ -169,6 +172,21 @@ def test_a_full_disk_on_the_rank_that_writes_is_known_to_all(server, run):
 def test_what_does_not_fit_is_told_before_ranks_start(machine, message):
     with pytest.raises(ValueError, match=message):
         launch(pytest.fail, **{"num_devices_per_machine": 1, "config": object(), **machine})
+
+
+def test_a_rank_on_a_gpu_that_fails_ends_without_tidying_up():
+    def fail(device_type: str) -> None:
+        atexit.register(time.sleep, 600)
+        multiprocessing.util.Finalize(None, time.sleep, args=(600,), exitpriority=0)
+        with _leaving_at_once(device_type):
+            raise SystemExit(3)
+
+    process = multiprocessing.get_context("fork").Process(target=fail, args=("cuda",))
+    process.start()
+    process.join(PATIENCE)
+    assert process.exitcode == 3
+    with pytest.raises(SystemExit), _leaving_at_once("cpu"):
+        raise SystemExit(3)
 
 
 def test_torchrun_starts_the_ranks_or_the_option_does(monkeypatch):
