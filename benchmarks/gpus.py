@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -66,12 +67,12 @@ def run(gpus: int, views: int, options: argparse.Namespace, folder: Path) -> dic
     command = [sys.executable, "-m", "nerfstudio.scripts.train", *words]
     log, begin = folder / "log", time.monotonic()
     with open(log, "w") as file:
-        # With ranks of its own, which a command that is stopped takes with it.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        output = {"stdout": file, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **output)
         try:
             code = process.wait(options.patience)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks too, which may wait for each other for ever
             code = f"nothing after {options.patience} s"
     if code:
         raise SystemExit(f"{gpus} GPUs, {views} views: ended with {code}:\n{log.read_text()[-4000:]}")
