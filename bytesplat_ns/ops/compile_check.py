@@ -18,6 +18,7 @@ from itertools import product
 import torch
 from cuda.core import Program as Compiler
 
+from . import residency
 from .cuda import binning, codec, deferred, fused_raster, optimizer, projection, raster
 from .cuda.loss import LOSS
 from .cuda.observe import OBSERVE
@@ -74,8 +75,8 @@ def fused_variants(arch: str) -> Iterator[tuple[Program, dict[str, int]]]:
     capability = divmod(int(arch.removeprefix("sm_")), 10)
     limits = SharedMemory(multiprocessor=228 << 10, block=48 << 10, reserved=1 << 10)
     for number, (statistics, exact) in enumerate(product((False, True), (False, True))):
-        blocks = fused_raster.most_blocks(capability, exact)
-        room = fused_raster.Budget(blocks, fused_raster.slots_for(limits, blocks, statistics, exact), 0)
+        blocks = residency.most_blocks(capability, exact)
+        room = residency.Budget(blocks, residency.slots_for(limits, blocks, statistics, exact), 0)
         kind = torch.uint8 if number % 2 else torch.float32
         target = torch.empty(1, 1, 1, 3 + (number == 0), dtype=kind)
         loss = PhotometricLoss(target, target, None, mask=target if number < 2 else None)

@@ -14,7 +14,7 @@ from cases import SCENES, Photo, Scene, ball, look
 from oracle import photo_inputs
 from torch import Tensor
 
-from bytesplat_ns.ops import compile_check, nvrtc
+from bytesplat_ns.ops import compile_check, nvrtc, residency
 from bytesplat_ns.ops import cuda as stages
 from bytesplat_ns.ops.cuda import ahead, fused_raster
 from bytesplat_ns.ops.layout import ABSGRAD, CONIC, MEAN2D, OPACITY, RGB, RenderSettings
@@ -41,11 +41,11 @@ CANCELLED = 1e-2
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shared memory for FEW records."""
-    monkeypatch.setattr(fused_raster, "slots_for", lambda *arguments: FEW)
-    monkeypatch.setattr(fused_raster, "FEWEST_SLOTS", FEW)
-    fused_raster.budget.cache_clear()
+    monkeypatch.setattr(residency, "slots_for", lambda *arguments: FEW)
+    monkeypatch.setattr(residency, "FEWEST_SLOTS", FEW)
+    residency.budget.cache_clear()
     yield
-    fused_raster.budget.cache_clear()
+    residency.budget.cache_clear()
 
 
 def photo_loss(scene: Scene, photo: Photo, device: str) -> PhotometricLoss:
@@ -111,8 +111,8 @@ def test_lists_that_fit_are_not_read_again(backend: Backend, room: None, monkeyp
     assert streamed.budget == FEW - 7 and 0 < streamed.reads_on_chip < 1
     assert streamed.tiles_within < 1 and streamed.median <= streamed.percentile_95 <= streamed.longest
     assert streamed.longest > streamed.budget and f"{streamed.reads_on_chip:.1%}" in str(streamed)
-    monkeypatch.setattr(fused_raster, "slots_for", lambda *arguments: ROOMY)
-    fused_raster.budget.cache_clear()
+    monkeypatch.setattr(residency, "slots_for", lambda *arguments: ROOMY)
+    residency.budget.cache_clear()
     resident = compare(scene, photo, backend.device, exact=False, count=True)
     assert resident.reads_on_chip == resident.tiles_within == 1
 
@@ -209,9 +209,9 @@ def test_what_a_tile_needs_of_shared_memory() -> None:
     """The budget's rule knows what the kernel declares."""
     for program, constants in compile_check.fused_variants("sm_90"):
         [(_, _, shared, _, _)] = compile_check.compile_for(program, constants, "sm_90")
-        records = constants["SLOTS"] * 4 * fused_raster.RECORD_BYTES
-        working = fused_raster.working_space(bool(constants["STATISTICS"]), bool(constants["SPLIT"]))
+        records = constants["SLOTS"] * 4 * residency.RECORD_BYTES
+        working = residency.working_space(bool(constants["STATISTICS"]), bool(constants["SPLIT"]))
         assert shared <= records + working < shared + 64
         assert constants["BLOCKS"] * (shared + 1024 + 127) <= 228 << 10
     small = nvrtc.SharedMemory(multiprocessor=100 << 10, block=48 << 10, reserved=1 << 10)
-    assert fused_raster.slots_for(small, 3, True, False) >= fused_raster.FEWEST_SLOTS
+    assert residency.slots_for(small, 3, True, False) >= residency.FEWEST_SLOTS

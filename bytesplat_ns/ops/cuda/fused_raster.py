@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,68 +17,17 @@ from bytesplat_ns.ops.layout import (
     RenderSettings,
     TileLists,
 )
-from bytesplat_ns.ops.nvrtc import Program, SharedMemory, capability, multiprocessors, shared_memory
+from bytesplat_ns.ops.nvrtc import Program, capability
 from bytesplat_ns.ops.photometric import PhotometricLoss
+from bytesplat_ns.ops.residency import QUARTERS, Budget, budget
 
 from .buffers import DeviceImage, on_device
 from .loss import as_bytes, kept_counts, loss_switches
-from .raster import QUARTERS
 
 FUSED = Program("fused.cu")
 WARP = 32
-ALLOCATION = 128  # bytes: a block gets shared memory in multiples of it
-GROUP = 8  # records whose rows are formed together
-RECORD_BYTES = 40
 PLANES, GAP, PLANE_SLACK = 15, 8, 32
-FEWEST_SLOTS = 64
 SUMS = 32
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How many records the kernel keeps on chip from the forward to the backward pass."""
-
-    blocks: int  # tiles that a multiprocessor works on at a time
-    slots: int  # records of 8 x 8 pixels for which shared memory has room
-    resident: int  # tiles that the whole GPU works on at a time
-
-    @property
-    def records(self) -> int:
-        """Records of 8 x 8 pixels that stay: the last group of 8 may have to be filled up."""
-        return self.slots - (GROUP - 1)
-
-
-@cache
-def budget(device: torch.device, statistics: bool, exact: bool) -> Budget:
-    """As many tiles at a time as registers suffice for, if each quarter of them then has room for FEWEST_SLOTS records.
-
-    What is left of a multiprocessor's shared memory after the working space of each tile holds records.
-    """
-    limits = shared_memory(device)
-    blocks = most_blocks(capability(device), exact)
-    while blocks > 1 and slots_for(limits, blocks, statistics, exact) < FEWEST_SLOTS:
-        blocks -= 1
-    return Budget(blocks, slots_for(limits, blocks, statistics, exact), blocks * multiprocessors(device))
-
-
-def most_blocks(capability: tuple[int, int], exact: bool) -> int:
-    """Tiles that a multiprocessor has registers for: as the compiler uses them there, none is spilled."""
-    return 6 if capability == (9, 0) and not exact else 4
-
-
-def slots_for(limits: SharedMemory, blocks: int, statistics: bool, exact: bool) -> int:
-    """Records of 8 x 8 pixels that fit if a multiprocessor works on so many tiles."""
-    room = min(limits.multiprocessor // blocks - limits.reserved, limits.block) // ALLOCATION * ALLOCATION
-    return (room - working_space(statistics, exact)) // (2 * QUARTERS * RECORD_BYTES) * 2  # even: 16-byte alignment
-
-
-def working_space(statistics: bool, exact: bool) -> int:
-    """Bytes of a tile's shared memory besides its records (``Shared`` in ``fused.cu``), and for their alignment."""
-    words = 2 if exact else 1
-    rows = GROUP * WARP * 8 * (words + statistics)
-    reduction = rows + 2 * words * WARP * 16 + WARP * 4 + 16
-    filtered = 2 * (TILE + 10) * TILE * 16
-    return max(QUARTERS * reduction, filtered) + QUARTERS * 8 + 16
 
 
 def needed(cameras: Cameras) -> int:

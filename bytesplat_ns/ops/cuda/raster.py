@@ -17,13 +17,13 @@ from bytesplat_ns.ops.layout import (
     TileLists,
 )
 from bytesplat_ns.ops.nvrtc import Program
+from bytesplat_ns.ops.residency import QUARTERS
 
 from .buffers import DeviceImage, on_device
 
 FORWARD = Program("rasterize.cu")
 BACKWARD = Program("rasterize_backward.cu")
 LENGTHS = Program("effective_lengths.cu")
-QUARTERS = 4
 THREADS = 32
 FORWARD_SHAPE = {"UNROLL": 2}
 

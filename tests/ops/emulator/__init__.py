@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bytesplat_ns.ops import nvrtc
+from bytesplat_ns.ops import nvrtc, residency
 from bytesplat_ns.ops.cuda import binning, fused_raster
 
 HERE = Path(__file__).parent
@@ -30,9 +30,9 @@ def install(folder: Path) -> None:
 
     nvrtc.load = load
     binning.multiprocessors = lambda device: 1  # few blocks, so that each has several things to do
-    fused_raster.multiprocessors = lambda device: 64
-    fused_raster.capability = lambda device: (9, 0)
-    fused_raster.shared_memory = lambda device: nvrtc.SharedMemory(200 << 10, 48 << 10, 1 << 10)
+    residency.multiprocessors = lambda device: 64
+    residency.capability = fused_raster.capability = lambda device: (9, 0)
+    residency.shared_memory = lambda device: nvrtc.SharedMemory(200 << 10, 48 << 10, 1 << 10)
 
 
 @cache
