@@ -30,7 +30,7 @@ from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.optim import BETAS, EPSILON, GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
-from bytesplat_ns.parallel import ranks, visibility
+from bytesplat_ns.parallel import ranks, tools, visibility
 from bytesplat_ns.parallel.balance import rebalance
 from bytesplat_ns.parallel.exchange import Exchange
 from bytesplat_ns.parallel.ranks import Ranks
@@ -102,8 +102,10 @@ class ByteSplatPipeline(VanillaPipeline):
     model: ByteSplatModel
 
     def __init__(self, config: ByteSplatPipelineConfig, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("test_mode", "val") != "val":
+        self._for_tool = kwargs.get("test_mode", "val") != "val"
+        if self._for_tool:
             config.model.forget_start()  # tools load a checkpoint of the run; the file it began with may be gone
+            tools.join()
         self.ranks = ranks.of_process()
         # Nerfstudio would copy the first rank's parameters to all (DDP), but each has Gaussians of its own.
         super().__init__(config, *args, **kwargs | {"world_size": 1})
@@ -111,13 +113,15 @@ class ByteSplatPipeline(VanillaPipeline):
         stock.speed_up_exporter()
 
     def load_pipeline(self, loaded_state: dict[str, Any], step: int) -> None:
-        """Loads what nerfstudio's tools have read; the Gaussians of shards are fetched from beside their index."""
-        if "_model.gauss_params.means" not in loaded_state:
-            index = checkpoint.path_for(self.config.checkpoints, step)
-            loaded_state = shared_checkpoint.read(index)["pipeline"]
+        """Loads what nerfstudio's tools have read; of several ranks each loads its own part, from the files."""
+        together = self._for_tool and self.ranks.size > 1
+        if together or "_model.gauss_params.means" not in loaded_state:
+            loaded_state = shared_checkpoint.read_model(checkpoint.path_for(self.config.checkpoints, step), self.ranks)
         super().load_pipeline(loaded_state, step)
         if stock.exporter() is not None:
             stock.leave_out_non_finite(self.model)
+        if together:
+            self.ranks = tools.lend(self.model, self.ranks)
 
     def train_round(self) -> RoundReport:
         """One optimizer step: the next round of views through all stages and back."""

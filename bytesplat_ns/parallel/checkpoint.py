@@ -229,6 +229,15 @@ def read(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
     return join(rest, rows.take(own_rows(rows, ranks)))
 
 
+def read_model(path: Path, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """What is rendered of a checkpoint: the pipeline's state with the Gaussians of this rank; raises as ``read``."""
+    found: list[tuple[dict[str, Any], Rows]] = []
+    _together(ranks, lambda: found.append(open_rows(path)))
+    ((rest, rows),) = found
+    tables = rows.take(own_rows(rows, ranks), (*Gaussians.PARAMETERS, "ids"))
+    return rest["pipeline"] | {PARAMETER + name: tables[name] for name in Gaussians.PARAMETERS} | {IDS: tables["ids"]}
+
+
 def own_rows(rows: Rows, ranks: Ranks) -> Tensor:
     """[n] int64, positions of the Gaussians that a rank is to have, rising."""
     if rows.files == ranks.size:

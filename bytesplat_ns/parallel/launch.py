@@ -149,16 +149,7 @@ def run_rank(place: Place, train: TrainLoop, config: TrainerConfig, device_type:
     Raises:
         SystemExit: this rank or another has failed, or the run was stopped.
     """
-    _settle(place, device_type, threads)
-    store, _, _ = next(iter(dist.rendezvous(place.url, place.rank, place.size, timeout=timedelta(minutes=10))))
-    backend, device = ("nccl", torch.device("cuda", place.local_rank)) if device_type == "cuda" else ("gloo", None)
-    dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT, device_id=device
-    )
-    CONSOLE.log(
-        f"{place.size} ranks ({backend}), {place.local_size} on this machine with {threads} CPU threads each, "
-        f"found each other at {place.url}."
-    )
+    store = _meet(place, device_type, threads)
     code: int | str | None = 0
     with _leaving_at_once(device_type), Watch(store, place.rank, place.size, place.machine) as watch:
         config.timestamp = ranks.of_process().broadcast(config.timestamp)
@@ -195,6 +186,31 @@ def _leaving_at_once(device_type: str) -> Iterator[None]:
             sys.stderr.flush()
             os._exit(code if isinstance(code, int) else 1)
         raise
+
+
+def join_torchrun(place: Place, device_type: str) -> None:
+    """Makes this process, which does not train, the rank that torchrun wants it to be. torchrun watches over it.
+
+    Raises:
+        ValueError: there are fewer GPUs than ranks on this machine.
+    """
+    _check_devices(place.local_size, device_type)
+    _meet(place, device_type, _threads_of(1))
+
+
+def _meet(place: Place, device_type: str, threads: int) -> dist.Store:
+    """Makes this process one of the group of all ranks, once they are there; their store."""
+    _settle(place, device_type, threads)
+    store, _, _ = next(iter(dist.rendezvous(place.url, place.rank, place.size, timeout=timedelta(minutes=10))))
+    backend, device = ("nccl", torch.device("cuda", place.local_rank)) if device_type == "cuda" else ("gloo", None)
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT, device_id=device
+    )
+    CONSOLE.log(
+        f"{place.size} ranks ({backend}), {place.local_size} on this machine with {threads} CPU threads each, "
+        f"found each other at {place.url}."
+    )
+    return store
 
 
 def _settle(place: Place, device_type: str, threads: int) -> None:

@@ -44,12 +44,14 @@ def render_together(gaussians: Gaussians, own: Cameras | None, settings: RenderS
 @contextmanager
 def shown(model: ByteSplatModel, ranks: Ranks) -> Iterator[None]:
     """Within its block the model renders what all ranks have, together with them; with one rank it does so anyway."""
-    if ranks.size > 1:
-        model.render_gaussians = partial(render_together, ranks=ranks)
+    if ranks.size == 1:
+        yield
+        return
+    model.render_gaussians = partial(render_together, ranks=ranks)
     try:
         yield
     finally:
-        vars(model).pop("render_gaussians", None)
+        del model.render_gaussians
 
 
 def _on_host(cameras: Cameras) -> Cameras:

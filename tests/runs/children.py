@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import sklearn.utils  # noqa: F401  half of the import of open3d, which starts threads and is left to the children
@@ -17,9 +18,11 @@ from nerfstudio.scripts import train
 
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.density.strategy import DefaultStrategy
-from bytesplat_ns.parallel import launch, ranks, watch
+from bytesplat_ns.parallel import launch, ranks, tools, watch
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.splats import initialization
+
+SCRIPTS = {"ns-eval": "eval", "ns-render": "render", "ns-export": "exporter"}
 
 
 def ns_train(*words: str) -> None:
@@ -106,12 +109,31 @@ def on_one_rank(rank: int, at: int, trouble: str, *words: str) -> None:
     ns_train(*words)
 
 
-def from_torchrun(rank: int, size: int, port: int, *words: str) -> None:
-    """One of the processes that ``torchrun`` starts: this is what it tells them."""
+def tool(name: str, *words: str) -> None:
+    """Another of nerfstudio's commands: ns-eval, ns-render or ns-export."""
+    script = import_module(f"nerfstudio.scripts.{SCRIPTS[name]}")
+    sys.argv = [name, *words]
+    script.entrypoint()
+
+
+def counting_tool(name: str, *words: str) -> None:
+    """The same, which says how many Gaussians it has loaded."""
+    stock = tools.lend
+
+    def lend(model, ranks):
+        print(f"rank {ranks.rank} has {model.num_points} Gaussians", file=sys.stderr)
+        return stock(model, ranks)
+
+    tools.lend = lend
+    tool(name, *words)
+
+
+def from_torchrun(rank: int, size: int, port: int, child: str, *words: str) -> None:
+    """One of the processes that ``torchrun`` starts, which does what another child does: this is what it is told."""
     environment = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in environment.items()})
-    ns_train(*words)
+    globals()[child](*words)
 
 
 def measured(report: str, *words: str) -> None:

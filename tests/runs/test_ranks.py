@@ -59,7 +59,7 @@ def test_three_ranks_are_one_run_that_one_rank_goes_on_with(server, run):
 
 def test_ranks_of_torchrun(server, run):
     port = free_port()
-    children = [server.start("from_torchrun", rank, 2, port, *run.words(steps=STEPS)) for rank in range(2)]
+    children = [server.start("from_torchrun", rank, 2, port, "ns_train", *run.words(steps=STEPS)) for rank in range(2)]
     assert end_together(children) == [0, 0], children[0].output + children[1].output
     check_one_run(run, ranks=2, images=STEPS)
     assert children[1].output.count("Config") == 0 and "Training Finished" not in children[1].output
