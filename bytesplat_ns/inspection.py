@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from bytesplat_ns import ops
 from bytesplat_ns.datamanager import ByteSplatDataManager
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.density.survey import Survey, effective_lengths, survey
+from bytesplat_ns.density.survey import Survey, View, effective_lengths, survey
 from bytesplat_ns.model import ByteSplatModel
-from bytesplat_ns.ops.layout import Cameras
+from bytesplat_ns.ops.layout import Gaussians
 from bytesplat_ns.parallel.ranks import Ranks
-from bytesplat_ns.parallel.whole import shown
+from bytesplat_ns.parallel.rendering import render_together
 from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.views import Collator
 
@@ -40,54 +38,48 @@ class Inspection:
 
     def survey(self, budget: int) -> Survey:
         """What the views say about this rank's Gaussians."""
-        model = self.model
-        with self._whole():
-            found = survey(model.gaussians(), self._cameras(), model.settings(statistics=True), budget, model.seed)
-            own = torch.searchsorted(model.ids, self.store.ids)
-        if self.ranks.size == 1:
-            return found
-        counts = torch.stack([found.harm, found.tiles, found.beyond, found.crowded])
-        harm, tiles, beyond, crowded = self.ranks.sum(counts, "pruning")[:, own]
-        contribution = self.ranks.gather(found.contribution[None], "pruning").amax(dim=0)[own]
-        return Survey(harm, contribution, tiles, beyond, crowded)
+        model, settings = self.model, self.model.settings(statistics=True)
+        return survey(self._gaussians(), self._turns(), settings, budget, model.seed, self.ranks)
 
     def lengths(self) -> Tensor:
         """[T] int32, effective lengths of the lists of the tiles that this rank looked at."""
-        with self._whole():
-            return effective_lengths(self.model.gaussians(), self._cameras(), self.model.settings())
+        return effective_lengths(self._gaussians(), self._turns(), self.model.settings(), self.ranks)
 
     @torch.no_grad()
     def psnr(self) -> Tensor:
         """[n] dB, of those judging views whose photos this rank has."""
         model, values = self.model, []
-        with self._whole():
-            gaussians, settings = model.gaussians(), model.settings()
-            for index in self._spread(JUDGING):
-                view = self.data.view(index, model.downscale())
-                if view.image is None:
-                    continue
-                cameras, _ = self.collate.cameras([view], self._poses())
-                batch = self.collate.batch([view], cameras, slice(None))
-                background = model.background_color.to(model.device)[None]
-                records = ops.project(gaussians, cameras, settings)
-                image = ops.rasterize(records, ops.bin(records, cameras), cameras, settings)
-                rgb = image.composed(background)
-                if model.config.use_bilateral_grid:
-                    rgb = model.apply_grids(rgb, batch.indices)
-                values.append(psnr(rgb, batch.composed(background), batch.mask))
+        gaussians, settings = self._gaussians(), model.settings()
+        owners = self.data.sharing.owners
+        judging = [[i for i in self._spread(JUDGING) if owners[i] == rank] for rank in range(self.ranks.size)]
+        for turn in range(max(map(len, judging))):
+            if turn >= len(judging[self.ranks.rank]):
+                render_together(gaussians, None, settings, self.ranks)
+                continue
+            view = self.data.view(judging[self.ranks.rank][turn], model.downscale())
+            cameras, _ = self.collate.cameras([view], self._poses())
+            batch = self.collate.batch([view], cameras, slice(None))
+            background = model.background_color.to(model.device)[None]
+            rgb = render_together(gaussians, cameras, settings, self.ranks).composed(background)
+            if model.config.use_bilateral_grid:
+                rgb = model.apply_grids(rgb, batch.indices)
+            values.append(psnr(rgb, batch.composed(background), batch.mask))
         return torch.stack(values) if values else torch.empty(0, device=model.device)
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Within its block, the model has the Gaussians that the stores of all ranks have now."""
+    def _gaussians(self) -> Gaussians:
+        """Those that the store has now."""
         self.store.settle()
         self.model.ids = self.store.ids
-        with shown(self.model, self.ranks):
-            yield
+        return self.model.gaussians()
 
-    def _cameras(self) -> Iterator[tuple[int, Cameras]]:
-        """The surveyed views that are this rank's to look at, with their numbers."""
-        for index in self._spread(SURVEYED)[self.ranks.rank :: self.ranks.size]:
+    def _turns(self) -> Iterator[View]:
+        """The surveyed views, divided among the ranks: what is this rank's to look at in each turn."""
+        views, size = self._spread(SURVEYED), self.ranks.size
+        for first in range(0, len(views), size):
+            if first + self.ranks.rank >= len(views):
+                yield None
+                continue
+            index = views[first + self.ranks.rank]
             cameras, _ = self.collate.cameras([self.data.view(index, self.model.downscale())], self._poses())
             yield index, cameras
 

@@ -31,6 +31,7 @@ def check_same(results: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         assert torch.equal(table, expected[name]), name
     for result in results:
         assert result["changes"] == alone["changes"] and result["next_id"] == alone["next_id"]
+        assert result["pruned"] == alone["pruned"]
         assert len(result["ids"]) > 0, "each rank has a part"
 
 
@@ -48,12 +49,14 @@ def test_every_number_of_ranks_trains_the_same_model(group: Callable[[int], Grou
         {"strategy": "mcmc", "max_gaussians": 1000},
         {"use_scale_regularization": True, "rasterize_mode": "antialiased", "max_gauss_ratio": 2.0},
         {"use_absgrad": False, "densify_grad_thresh": 1e-4},
+        {"prune_share": 0.2, "prune_budget": 4, "prune_cost": "root", "prune_start": 9_000},
     ],
-    ids=["mcmc", "penalties", "signed_gradients"],
+    ids=["mcmc", "penalties", "signed_gradients", "pruning"],
 )
 def test_whatever_the_options(group: Callable[[int], Group], course: Course, options: dict[str, Any]) -> None:
     course = replace(course, rounds=60, model=course.model | options)
     (alone,) = group(1)(train, course)
+    assert ("prune_share" in options) == any(count > 0 for count, *_ in alone["pruned"])
     for encoding in ("compact", "dense"):
         results = group(3)(train, replace(course, model=course.model | {"gradient_exchange": encoding}))
         check_same(results, alone)

@@ -37,7 +37,7 @@ class Course:
 
 
 def train(ranks: Ranks, course: Course) -> dict[str, Any]:
-    """Parameters of this rank's Gaussians by name and their ids, moments, losses by round, changes of density."""
+    """Parameters of this rank's Gaussians and their ids, moments, losses by round, changes of density, what was pruned."""
     from bytesplat_ns.config import bytesplat
     from bytesplat_ns.parallel.sharing import Sharing
 
@@ -58,7 +58,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
     data.sharing = Sharing(Plan(0, photos, max(course.views)), owners, tuple(1 << owner for owner in owners))
     data._shared = True
     pipeline.start_training(sum(map(len, plan)), config.optimizers)
-    losses, changes = [], []
+    losses, changes, pruned = [], [], []
     rows, zero = pipeline.ranks.rows, pipeline.ranks.zero_rows  # of earlier runs of this process
     for indices in plan:
         views = [data.view(index, pipeline.model.downscale()) for index in indices]
@@ -66,6 +66,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
         report = pipeline.train_round()
         losses.append(report.losses.tolist())
         changes += [report.density] if report.density else []
+        pruned += [(judged.pruned, judged.kept, judged.before, judged.after) for judged in report.pruning]
         data.sharing = Sharing(data.sharing.plan, owners, data.sharing.rank_sets)
     return {
         "ids": pipeline.store.ids,
@@ -73,6 +74,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
         "shared": {name: p.detach() for name, p in shared_parameters(pipeline.model).items()},
         "losses": losses,
         "changes": changes,
+        "pruned": pruned,
         "next_id": pipeline.store.next_id,
         "zero": (pipeline.ranks.rows - rows, pipeline.ranks.zero_rows - zero),
     }
