@@ -37,7 +37,7 @@ class Course:
 
 
 def train(ranks: Ranks, course: Course) -> dict[str, Any]:
-    """Parameters of this rank's Gaussians and their ids, moments, losses by round, changes of density, what was pruned."""
+    """Parameters of this rank's Gaussians and their ids, moments, losses by round, changes of density and pruning."""
     from bytesplat_ns.config import bytesplat
     from bytesplat_ns.parallel.sharing import Sharing
 
