@@ -157,7 +157,7 @@ class ByteSplatPipeline(VanillaPipeline):
                 here.cameras,
                 settings,
                 self._loss(here, background),
-                self.strategy.statistics,
+                self.strategy.absgrad,
             )
             # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense, be it later.
             regularizers = self._regularizers(needles, len(cameras))

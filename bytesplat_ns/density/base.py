@@ -47,11 +47,11 @@ class Strategy(ABC):
     strategy remembers are columns of the store, which follow their rows and are saved with it.
 
     Attributes:
-        statistics: columns of the gradient rows, beyond the gradients, that ``observe`` reads.
+        absgrad: whether ``observe`` reads this of the gradient rows, beyond the gradients themselves.
         total: Gaussians of all ranks. It is kept, for a sum in each round would wait for the device.
     """
 
-    statistics: tuple[int, ...] = ()
+    absgrad: bool = False
 
     def __init__(
         self,

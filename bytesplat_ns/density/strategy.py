@@ -14,7 +14,7 @@ from bytesplat_ns.density.base import DensityReport, Gather, Strategy
 from bytesplat_ns.density.rotation import rotate
 from bytesplat_ns.density.schedule import DensitySchedule
 from bytesplat_ns.density.store import GaussianStore
-from bytesplat_ns.ops.layout import ABSGRAD, GRADIENT_UNIT, ROW_WIDTH_WITH_STATISTICS, Cameras, Observations, Records
+from bytesplat_ns.ops.layout import GRADIENT_UNIT, ROW_WIDTH_WITH_STATISTICS, Cameras, Observations, Records
 from bytesplat_ns.optim import GaussianAdam
 
 
@@ -74,7 +74,7 @@ class DefaultStrategy(Strategy):
     ) -> None:
         super().__init__(store, optimizer, schedule, seed, options.max_gaussians, gather)
         self.options = options
-        self.statistics = tuple(range(ABSGRAD.start, ABSGRAD.stop)) if options.use_absgrad else ()
+        self.absgrad = options.use_absgrad
         # Over the views since the last refinement.
         store.register("density.gradient", dtype=torch.int64)
         store.register("density.views", dtype=torch.int32)

@@ -5,11 +5,14 @@ view's owner the records that reach its pixels. The owner rasterizes them, which
 for each record, and sends the rows back. So the owner of the Gaussians has the rows of its records as if it had
 rendered all views itself (the scheme of Grendel-GS, Zhao et al. 2024).
 
-Most rows are zero: the record lies behind an opaque surface, or touches no pixel with an alpha that counts. Those stay
-at home, and a bit for each row says which (``ops.encode_rows``; ByteSplat calls it gradient compaction). No bit of any
-sum changes by all this. Tile lists are in the order of depth and global id whatever order the records come in, a row
-belongs to one view and so comes from one rank, and what rows are summed into is summed where the Gaussians are, view by
-view as on one rank.
+Rows of records that lie behind an opaque surface are zero. They stay at home, and a bit for each row says which
+(``ops.encode_rows``; ByteSplat calls it gradient compaction). To leave such records out of the next visit of the view
+would save records, but no gradients. Of the statistics that density control observes, one number travels: the norm of
+absgrad, and only in rounds that it observes.
+
+No bit of any sum changes by all this. Tile lists are in the order of depth and global id whatever order the records
+come in, a row belongs to one view and so comes from one rank, and what rows are summed into is summed where the
+Gaussians are, view by view as on one rank.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor
 from bytesplat_ns import ops
 from bytesplat_ns.ops import fused, wire
 from bytesplat_ns.ops.layout import (
+    ABSGRAD,
     DEPTH,
     ROW_WIDTH,
     ROW_WIDTH_WITH_STATISTICS,
@@ -38,6 +42,7 @@ from bytesplat_ns.ops.layout import (
     mask_words,
 )
 from bytesplat_ns.ops.photometric import PhotometricLoss
+from bytesplat_ns.ops.reference.observe import along_x
 from bytesplat_ns.parallel.ranks import Ranks
 
 Encoding = Literal["compact", "dense"]
@@ -45,6 +50,9 @@ Encoding = Literal["compact", "dense"]
 
 PHOTOMETRIC = tuple(range(DEPTH))
 """Columns of a gradient row that a loss of colours fills."""
+
+WITH_ABSGRAD = (*PHOTOMETRIC, ABSGRAD.start)
+"""The same with the norm of absgrad, as the first of its components."""
 
 
 class Exchange:
@@ -65,7 +73,7 @@ class Exchange:
         own: Cameras,
         settings: RenderSettings,
         loss: fused.Loss,
-        statistics: Sequence[int],
+        absgrad: bool,
     ) -> Differentiated:
         """``fused.differentiate`` for a round of V views. All ranks must call it for the same round.
 
@@ -75,7 +83,8 @@ class Exchange:
             owners: [V] rank of each view.
             own: those that this rank owns, perhaps none.
             loss: of the images of these views; without gradient of depth.
-            statistics: columns beyond the gradients that are wanted, if the rows come with statistics. Others are zero.
+            absgrad: whether absgrad is wanted, if the rows come with statistics. Its norm is what arrives, along x, and
+                zero in all other columns of statistics.
 
         Returns:
             Records and rows of this rank's Gaussians in all views; tiles, image and losses of its own views.
@@ -96,15 +105,16 @@ class Exchange:
         there = _differentiate_own(wire.unpack(received, firsts[ranks.rank]), own, settings, loss)
 
         # 3. Rows to the owners of the Gaussians, where they are in the order of the records again.
-        columns = (*PHOTOMETRIC, *statistics) if settings.statistics else PHOTOMETRIC
+        columns = PHOTOMETRIC
+        if settings.statistics and absgrad:
+            columns = WITH_ABSGRAD
+            there.rows[:, ABSGRAD.start] = along_x(there.rows[:, ABSGRAD], own.sizes[there.records.view.long()])
         send = self._send_compact if self.encoding == "compact" else self._send_dense
         there.rows = send(there.rows, incoming, outgoing, columns)
         there.records = records
         return there
 
-    def _send_compact(
-        self, rows: Tensor, outgoing: list[int], incoming: list[int], columns: tuple[int, ...]
-    ) -> Tensor:
+    def _send_compact(self, rows: Tensor, outgoing: list[int], incoming: list[int], columns: tuple[int, ...]) -> Tensor:
         """Rows [m, W] of records that came from each rank, to those of the records that were sent to each [n, W]."""
         ranks = self.ranks
         encoded = ops.encode_rows(rows, outgoing, columns)

@@ -1,7 +1,7 @@
 // Statistics of density control: what a round's gradient rows say about each Gaussian, added to what earlier rounds said.
 //
-// The same bits as ops.reference.observe: in float64, step by step (nothing contracted), then to integers, whose sums
-// know no order.
+// The same bits as ops.reference.observe: in float64, step by step (nothing contracted), to the float32 that ranks send
+// each other, then to integers, whose sums know no order.
 //
 // Compile-time: ABSOLUTE, the sum over pixels of absolute gradients (1) or the gradient (0).
 #include "device.h"
@@ -29,8 +29,9 @@ observe(const float* __restrict__ rows,             // [M, row_stride] gradient 
     const int gaussian = record_gaussian[record];
     const int* size = sizes + 2 * record_view[record];
     const float* row = rows + record * row_stride + (ABSOLUTE ? ABSGRAD : MEAN2D);
-    const double x = row[0] * (size[0] / 2.0), y = row[1] * (size[1] / 2.0);
-    double norm = sqrt(__dadd_rn(__dmul_rn(x, x), __dmul_rn(y, y)));
+    const double half = size[0] / 2.0, x = row[0] * half, y = row[1] * (size[1] / 2.0);
+    const float along_x = static_cast<float>(sqrt(__dadd_rn(__dmul_rn(x, x), __dmul_rn(y, y))) / half);
+    double norm = along_x * half;
     norm = norm == norm ? fmin(norm, static_cast<double>(GRADIENT_MAX)) : 0.0;
     atomicAdd(gradient + gaussian, static_cast<unsigned long long>(rint(norm / GRADIENT_UNIT)));
     atomicAdd(views + gaussian, 1);

@@ -34,6 +34,7 @@ from bytesplat_ns.ops.layout import (
     Records,
     TileLists,
 )
+from bytesplat_ns.ops.reference.observe import along_x
 
 scenes = pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 
@@ -262,7 +263,7 @@ def test_observe(backend: Backend, absgrad: bool) -> None:
     cameras = replace(SCENES["views_of_different_sizes"].cameras, width=97, height=101)
     cameras = replace(cameras, sizes=torch.tensor([[97, 101], [64, 33], [1, 7]], dtype=torch.int32))
 
-    def observed(run: Callable[..., None], device: str) -> Observations:
+    def observed(run: Callable[..., None], device: str, rows: Tensor = rows) -> Observations:
         past = torch.Generator().manual_seed(3)
         seen = Observations(
             gradient=torch.randint(2**40, (300,), generator=past),
@@ -275,8 +276,12 @@ def test_observe(backend: Backend, absgrad: bool) -> None:
 
     expected = observed(reference.observe, "cpu")
     assert (expected.gradient >= 2**48).sum() == 3  # at the bound: 1e30 and both infinities
-    for name, column in vars(observed(backend.module.observe, backend.device)).items():
-        assert torch.equal(column, getattr(expected, name)), name
+    columns = ABSGRAD if absgrad else MEAN2D
+    sent = torch.zeros_like(rows)  # what another rank needs to know of it
+    sent[:, columns.start] = along_x(rows[:, columns], cameras.sizes[views.long()])
+    for given in (rows, sent):
+        for name, column in vars(observed(backend.module.observe, backend.device, given)).items():
+            assert torch.equal(column, getattr(expected, name)), name
 
 
 def test_tile_costs() -> None:

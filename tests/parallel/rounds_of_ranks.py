@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns import ops
-from bytesplat_ns.ops.layout import ABSGRAD, Cameras, Gaussians, Image, ImageGradients, RenderSettings
+from bytesplat_ns.ops.layout import ROW_WIDTH, Cameras, Gaussians, Image, ImageGradients, Observations, RenderSettings
 from bytesplat_ns.parallel.exchange import Encoding, Exchange
 from bytesplat_ns.parallel.ranks import Ranks
 
@@ -17,8 +17,6 @@ SIZES = ((61, 47), (40, 24), (17, 33), (64, 64), (30, 50))
 """Width and height of the views."""
 
 T = TypeVar("T")
-
-STATISTICS = (ABSGRAD.start, ABSGRAD.start + 1)
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,14 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
     exchange = Exchange(ranks, encoding)
     ranks.sent.clear()
     ranks.rows = ranks.zero_rows = 0
-    there = exchange.differentiate(shard, cameras, owners, own, settings, loss, STATISTICS)
+    there = exchange.differentiate(shard, cameras, owners, own, settings, loss, absgrad=True)
     gradients = ops.project_backward(shard, cameras, settings, there.records, there.rows)
     poses = ranks.sum(gradients.viewmats)
-    rows = there.rows[:, : ABSGRAD.stop]
+    observed = Observations(*(torch.zeros(len(shard), dtype=t) for t in (torch.int64, torch.int32, torch.float32)))
+    observed = moved(observed, ranks.device)
+    if statistics:
+        ops.observe(there.records, there.rows, cameras, observed, absgrad=True)
+    rows = there.rows[:, :ROW_WIDTH]
     return {
         "losses": there.losses.cpu(),
         "images": [
@@ -116,7 +118,10 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
             for v, (w, h) in enumerate(cameras.sizes[first:last].tolist())
         ],
         "rows": (there.records.view.cpu(), there.records.ids.cpu(), rows.cpu()),
-        "gradients": (shard.ids.cpu(), {name: gradient.cpu() for name, gradient in gradients.parameters().items()}),
+        "gradients": (
+            shard.ids.cpu(),
+            {name: table.cpu() for name, table in (gradients.parameters() | vars(observed)).items()},
+        ),
         "poses": poses.cpu(),
         "sent": dict(ranks.sent),
         "zero": (ranks.rows, ranks.zero_rows),
@@ -129,9 +134,8 @@ def collect(results: list[dict[str, Any]]) -> dict[str, Tensor]:
     order = ids.argsort(stable=True)
     order = order[view[order].argsort(stable=True)]
     owned = torch.cat([result["gradients"][0] for result in results]).argsort()
-    together = {
-        name: torch.cat([result["gradients"][1][name] for result in results])[owned] for name in Gaussians.PARAMETERS
-    }
+    names = results[0]["gradients"][1]
+    together = {name: torch.cat([result["gradients"][1][name] for result in results])[owned] for name in names}
     images = [part.flatten() for result in results for image in result["images"] for part in image]
     return together | {
         "view": view[order],
