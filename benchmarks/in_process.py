@@ -43,6 +43,7 @@ def train(data: Path, images: int, seed: int, views_per_round: int = 1, **model:
     pipeline.datamanager.setup_train()
     pipeline.train()
     pipeline.start_training(images, config.optimizers)
+    pipeline.share_views()
     while pipeline.model.images_seen < images:
         pipeline.train_round()
     return pipeline

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.datamanagers.full_images_datamanager import (
@@ -23,13 +22,14 @@ from rich.progress import track
 
 from bytesplat_ns.ops import layout
 from bytesplat_ns.parallel import ranks
-from bytesplat_ns.parallel.sharing import Consolidation, Sharing, share
+from bytesplat_ns.parallel.sharing import Consolidation, Footprints, Sharing, share
 from bytesplat_ns.photos import descriptions as sources
 from bytesplat_ns.photos import parsing
 from bytesplat_ns.photos.cache import GIB, PhotoCache
 from bytesplat_ns.photos.dataset import PinholeDataset
 from bytesplat_ns.photos.images import PhotoError
 from bytesplat_ns.rounds import Plan, Round, View, epoch_order
+from bytesplat_ns.run.progress import tell
 from bytesplat_ns.views import world_to_camera
 
 T = TypeVar("T")
@@ -47,8 +47,9 @@ class ByteSplatDataManagerConfig(FullImageDatamanagerConfig):
     """Views in one optimizer step (default: one for each rank). All schedules count images, so more views a step make
     fewer steps."""
     consolidate_views: Consolidation = "auto"
-    """How several ranks fill a round: with views of which each rank sees few, so that none waits for others ("on"); so
-    if that makes few rounds more ("auto"); or with any views, as many of each owner ("off")."""
+    """What rounds of several views are filled with: views that show different parts of the scene, so that ranks which
+    have these parts do not wait for each other ("on"); such views if that makes few rounds more ("auto"); or one view
+    that each part shows most of ("off")."""
     image_cache_gib: float | None = None
     """Memory for decoded photos, GiB a split (default: a quarter of the GPU's free memory, else half of the host's)."""
     cache_images: Literal["auto", "cpu", "gpu"] = "auto"
@@ -63,7 +64,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
     """Hands out `Round`s of training views, and evaluation views one by one.
 
     What comes next depends on the seed and on the number given with the request (images seen, or the step), never on
-    earlier requests: runs resume exactly, and ranks agree without communication.
+    earlier requests or on the number of ranks: runs resume exactly, and ranks agree without communication.
     """
 
     config: ByteSplatDataManagerConfig
@@ -91,15 +92,16 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             super().__init__(config, device, test_mode, **kwargs)
 
     def next_round(self, position: int, downscale: int = 1) -> Round:
-        """The views of the next optimizer step, in the order of their owners.
+        """The views of the next optimizer step, in one order on any number of ranks, which is that of their owners.
 
         Args:
             position: images seen so far.
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
-        plan, owners = self.sharing.plan, self.sharing.owners
-        views = [self.view(index, downscale) for index in sorted(plan.round_at(position), key=owners.__getitem__)]
-        coming = plan.round_at(position + len(views))
+        sharing, owners = self.sharing, self.owners
+        order = sorted(sharing.plan.round_at(position), key=lambda index: (owners[index], sharing.owners[index]))
+        views = [self.view(index, downscale) for index in order]
+        coming = sharing.plan.round_at(position + len(views))
         self.train_photos.prefetch(index for index in coming if owners[index] == self.ranks.rank)
         return Round(views, position)
 
@@ -111,41 +113,46 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     @cached_property
     def sharing(self) -> Sharing:
-        """Which views a round has, and which ranks they belong to; one rank owns all until ``share_views``."""
+        """Which views a round has; in their order until ``share_views``."""
         return Sharing.alone(Plan(self.seed, len(self.train_dataset), self.views_per_round))
 
-    def share_views(self, position: int, footprints: np.ndarray) -> None:
-        """Plans the rounds of several ranks from ``position`` (images seen) on. The first time, gives views to owners.
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The rank that each training view belongs to; the first has all until ``share_views``."""
+        return (0,) * len(self.train_dataset)
 
-        Args:
-            footprints: [V, K] how much each rank sees of each training view; zero: nothing.
-        """
+    def share_views(self, position: int, footprints: Footprints) -> None:
+        """Plans the rounds from ``position`` (images seen) on. The first time, gives views to ranks."""
         consolidate = self.config.consolidate_views
-        if not self._resumed:
+        if self._resumed:
+            self._resumed = False
+        elif not (self._shared and (consolidate == "off" or self.sharing.plan.ranks == 1)):
             owners = self.sharing.owners if self._shared else None
             self.sharing = share(self.sharing.plan, position, footprints, self.views_per_round, consolidate, owners)
-        if not self._shared:
+        if not self._shared and self.ranks.size > 1:
+            self.owners = self.sharing.owners_among(self.ranks.size, footprints)
             _fill(self.train_photos, self._owned())
-        self._shared, self._resumed = True, False
+        self._shared = True
 
     def rounds_state(self, position: int) -> dict[str, Any] | None:
         """What a checkpoint needs to go on with the rounds of now; None where position and seed say it all."""
-        sharing, plan = self.sharing, self.sharing.plan
+        plan = self.sharing.plan
         within = plan.left is not None and position // plan.count == plan.begin // plan.count
-        if plan.ranks == 1 and not within:
-            return None
-        return {"ranks": self.ranks.size, **sharing.state_dict()}
+        return None if plan.ranks == 1 and not within else self.sharing.state_dict()
 
     def load_rounds(self, state: Mapping[str, Any] | None, position: int) -> None:
-        """Goes on with the rounds of a checkpoint of as many ranks; else with the views that they have left."""
-        if state is None:
+        """Goes on with the rounds of a checkpoint; if these had another number of views, with those left over."""
+        former = None if state is None else Sharing.from_state(state)
+        size, now = 1 if former is None else former.plan.views_per_round, self.views_per_round
+        if size != now:
+            tell(
+                f"Rounds had {size} views so far and have {now} from here on. To go on as if nothing had happened, "
+                f"give --pipeline.datamanager.views-per-round {size}."
+            )
+        if former is None or former.plan.count != len(self.train_dataset):  # or other photos
             return
-        former = Sharing.from_state(state)
-        if former.plan.count != len(self.train_dataset):
-            return  # other photos
-        size = self.ranks.size
-        self._resumed = state["ranks"] == size and former.plan.views_per_round == self.views_per_round
-        alone = {"seed": self.seed, "views_per_round": self.views_per_round, "ranks": 1, "occupied": None}
+        self._resumed = size == now
+        alone = {"seed": self.seed, "views_per_round": now, "ranks": 1, "occupied": None}
         self.sharing = former if self._resumed else Sharing.alone(former.plan.followed(position, **alone))
 
     def training_cameras(self, device: torch.device, sample: int | None = None) -> layout.Cameras:
@@ -164,7 +171,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     def _owned(self) -> list[int]:
         """Training views that this rank owns."""
-        return [index for index, owner in enumerate(self.sharing.owners) if owner == self.ranks.rank]
+        return [index for index, owner in enumerate(self.owners) if owner == self.ranks.rank]
 
     @cached_property
     def _pinholes(self) -> list[tuple[torch.Tensor, float, float, float, float, int, int]]:
@@ -175,7 +182,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
 
     def view(self, index: int, downscale: int) -> View:
         """A training view at 1 / downscale of its size, with its photo if this rank owns it."""
-        owner = self.sharing.owners[index]
+        owner = self.owners[index]
         photo = self.train_photos[index] if owner == self.ranks.rank else None
         pose, fx, fy, cx, cy, width, height = self._pinholes[index]
         if min(height, width) < downscale:
@@ -187,7 +194,6 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         return View(
             index=index,
             owner=owner,
-            ranks=self.sharing.rank_sets[index],
             camera_to_world=pose,
             fx=fx / downscale,
             fy=fy / downscale,

@@ -48,7 +48,8 @@ def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
 
 
 def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:
-    model, sampled, started = config.pipeline.model, "strategy mcmc", "init-from"
+    model, data = config.pipeline.model, config.pipeline.datamanager
+    sampled, started = "strategy mcmc", "init-from"
     no_budget = config.machine.device_type == "cpu" and model.prune_budget is None and model.prune_share > 0
     events = config.is_tensorboard_enabled() or config.is_wandb_enabled() or config.is_comet_enabled()
     intervals = ("steps_per_eval_image", "steps_per_eval_all_images")
@@ -78,7 +79,7 @@ def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:
         (model.use_bilateral_grid, f"with --{MODEL}.use-bilateral-grid True", MODEL, {"fused_rasterizer"}),
         (config.machine.device_type != "cuda", "without a GPU", MODEL, {"fused_rasterizer"}),
         (ranks == 1, "with one rank", MODEL, {"gradient_exchange"}),
-        (ranks == 1, "with one rank", DATA, {"consolidate_views"}),
+        ((data.views_per_round or ranks) == 1, "with one view a round", DATA, {"consolidate_views"}),
         (ranks == 1, "with one rank", PIPELINE, {"rebalance_threshold"}),
         (True, "for Gaussians", MODEL, _NERF),
         (True, "for Gaussians", "", {"prompt"}),

@@ -118,14 +118,16 @@ def assign_owners(footprints: np.ndarray) -> list[int]:
         footprints: [V, K], how much of a view each rank sees, in any unit.
 
     Returns:
-        Owners of the V views: each rank has V / K of them, rounded up at most.
+        Owners of the V views: each rank has V / K of them, rounded up or down.
     """
     views, ranks = footprints.shape
     share = footprints / np.maximum(footprints.sum(axis=1, keepdims=True), 1)
-    places, owners = [-(-views // ranks)] * ranks, [-1] * views
+    counts, owners = [0] * ranks, [-1] * views
+    least, more = divmod(views, ranks)  # so many for each rank, and so many ranks with one more
     for pair in np.argsort(-share, axis=None, kind="stable"):
         view, rank = divmod(int(pair), ranks)
-        if owners[view] < 0 and places[rank]:
+        if owners[view] < 0 and (counts[rank] < least or (counts[rank] == least and more)):
+            more -= counts[rank] == least
             owners[view] = rank
-            places[rank] -= 1
+            counts[rank] += 1
     return owners

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from nerfstudio.cameras.cameras import Cameras as NerfstudioCameras
 from nerfstudio.data.scene_box import OrientedBox
@@ -30,7 +31,7 @@ from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.optim import BETAS, EPSILON, GaussianAdam, step_on_round
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
-from bytesplat_ns.parallel import ranks, tools, visibility
+from bytesplat_ns.parallel import parts, ranks, tools
 from bytesplat_ns.parallel.balance import rebalance
 from bytesplat_ns.parallel.exchange import Exchange
 from bytesplat_ns.parallel.ranks import Ranks
@@ -186,7 +187,7 @@ class ByteSplatPipeline(VanillaPipeline):
         model.ids = self.store.ids
         if report is not None or pruned:
             self._consider_deferral()
-        if self.ranks.size > 1 and self._balance_is_due(before):
+        if self._balance_is_due(before):
             self._balance()
         return RoundReport(losses, image, batch, background, report, pruned, records, model.num_points)
 
@@ -322,14 +323,15 @@ class ByteSplatPipeline(VanillaPipeline):
             tell(change)
 
     def share_views(self) -> None:
-        """Plans the rounds of several ranks from now on, by what of the scene each of them holds."""
-        if self.ranks.size == 1:
-            return
-        bounds = visibility.blocks(self.model.gaussians())
-        cameras = self.datamanager.training_cameras(self.model.device)
-        seen = visibility.footprints(bounds, cameras, self.model.settings())
-        parts = self.ranks.gather_parts(seen.to(self.ranks.device), "partition")
-        self.datamanager.share_views(self.model.images_seen, torch.stack(parts, dim=1).cpu().numpy())
+        """Plans the rounds from now on, by what of the scene each view shows."""
+        self.datamanager.share_views(self.model.images_seen, self._footprints)
+
+    def _footprints(self, count: int) -> np.ndarray:
+        """[V, count] how much of so many parts of the scene each view shows; the same for any number of ranks."""
+        model, data = self.model, self.datamanager
+        cameras, probes = (data.training_cameras(model.device, sample) for sample in (None, model.images_seen))
+        gaussians, total = model.gaussians(), self.strategy.total
+        return parts.footprints(count, gaussians, total, cameras, probes, model.settings(), self.ranks)
 
     def _balance_is_due(self, before: int) -> bool:
         """Whether the round that began after ``before`` images ended an epoch, and it is time again."""
@@ -340,11 +342,12 @@ class ByteSplatPipeline(VanillaPipeline):
     def _balance(self) -> None:
         """Moves Gaussians if one rank has too much to do, and plans the next rounds by where they are."""
         model = self.model
-        cameras = self.datamanager.training_cameras(model.device, model.images_seen)
-        busiest = rebalance(self.store, cameras, model.settings(), self.ranks, self.config.rebalance_threshold)
-        model.ids = self.store.ids
-        if busiest is not None and self.ranks.rank == 0:
-            tell(f"One rank had {busiest:.2f} times the mean load: Gaussians moved to cells of equal load.")
+        if self.ranks.size > 1:
+            cameras = self.datamanager.training_cameras(model.device, model.images_seen)
+            busiest = rebalance(self.store, cameras, model.settings(), self.ranks, self.config.rebalance_threshold)
+            model.ids = self.store.ids
+            if busiest is not None and self.ranks.rank == 0:
+                tell(f"One rank had {busiest:.2f} times the mean load: Gaussians moved to cells of equal load.")
         self.share_views()
 
     def rounds_until(self, total_images: int) -> int:

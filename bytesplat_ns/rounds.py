@@ -4,10 +4,10 @@ Nothing is drawn in the course of a run: a resumed run, or another rank, that kn
 same rounds without being told. An epoch shows every view exactly once; rounds are short rather than padded with
 repeats, so no view appears twice in a round.
 
-On one rank a round is the next views of the epoch's order. On several ranks every view occupies some of them (a
-bitmask), and views share a round so that no rank is occupied by more of them than its part of a full round: with one
+A plan for one rank takes the next views of the epoch's order. In a plan for several every view occupies some of them
+(a bitmask), and views share a round so that no rank is occupied by more of them than its part of a full round: with one
 view for each rank, views that have no rank in common (ByteSplat, arXiv 2610.02851, "conflict-free consolidation").
-``packing.py`` packs.
+``packing.py`` packs. How many ranks there are is another matter (``parallel/sharing.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class View:
 
     index: int  # of the training image
     owner: int  # rank that holds the photo and computes its loss
-    ranks: int  # bitmask of the ranks that contribute to the view, the owner among them
     camera_to_world: Tensor  # [3, 4] float32 on the CPU, world units, OpenGL axes (x right, y up, z backward)
     fx: float  # pixels
     fy: float  # pixels
@@ -75,7 +74,7 @@ class Plan:
     seed: int
     count: int  # views of an epoch
     views_per_round: int  # at most
-    ranks: int = 1
+    ranks: int = 1  # that it is for
     occupied: tuple[int, ...] | None = None  # [count] bitmask of ranks, not zero, for each view; None with one rank
     begin: int = 0  # images seen before its first round
     left: tuple[int, ...] | None = None  # what the epoch of ``begin`` has left, in order; None: what the order says

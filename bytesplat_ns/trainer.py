@@ -189,8 +189,7 @@ class ByteSplatTrainer(Trainer):
         for pruned in report.pruning:
             self._log_pruning(step, pruned)
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
-        if self.ranks.size > 1:
-            self._count_steps(step + 1)
+        self._count_steps(step + 1)
         self._update_viewer_state(step)
         if logged:
             self._log(step, report)
@@ -202,7 +201,7 @@ class ByteSplatTrainer(Trainer):
         self._write_events()
 
     def _count_steps(self, done: int) -> None:
-        """Several ranks may have planned the next rounds anew, and need more or fewer of them."""
+        """The next rounds may have been planned anew, and be more or fewer."""
         self.total_steps = done + self.pipeline.rounds_until(self.config.max_num_iterations)
         self.progress.total_steps = self.total_steps
 

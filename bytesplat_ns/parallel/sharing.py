@@ -1,8 +1,12 @@
-"""Who owns which view, which ranks see it, and when it is shown: what several ranks agree on without a word."""
+"""Which views meet in a round, and who owns them: what several ranks agree on without a word.
+
+Rounds are planned for as many ranks as they have views, whatever the number of those that train. So they, and the order
+of the views in them, are the same on any number of ranks, and after a return on any other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -13,21 +17,27 @@ from bytesplat_ns.rounds import Plan
 
 Consolidation = Literal["auto", "on", "off"]
 
+Footprints = Callable[[int], np.ndarray]
+"""[V, K] how much each of K parts of the scene shows of itself in each training view; zero: nothing."""
+
 CONSOLIDATION_COST = 1.1
 """Rounds of views that no rank sees two of may be so many times as many as rounds without that care."""
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """A plan of rounds, and the ranks behind each training view."""
+    """A plan of rounds, and for each training view who would own and see it if there were as many ranks as planned for.
+
+    Each of these ranks has a part of the scene and owns as many views as the others, at most one of a round.
+    """
 
     plan: Plan
-    owners: tuple[int, ...]  # rank that owns each view, and holds its photo
-    rank_sets: tuple[int, ...]  # bitmask of the ranks that contribute to each view, its owner among them
+    owners: tuple[int, ...]  # planned rank that owns each view
+    rank_sets: tuple[int, ...]  # bitmask of the planned ranks that contribute to each view, its owner among them
 
     @staticmethod
     def alone(plan: Plan) -> Sharing:
-        """One rank, which owns all."""
+        """Views in their order."""
         return Sharing(plan, (0,) * plan.count, (1,) * plan.count)
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,47 +48,61 @@ class Sharing:
     def from_state(state: Mapping[str, Any]) -> Sharing:
         return Sharing(Plan(**state["plan"]), state["owners"], state["rank_sets"])
 
+    def owners_among(self, ranks: int, footprints: Footprints) -> tuple[int, ...]:
+        """The rank, of so many that there are, that owns each view: they ascend with the planned owners.
+
+        A rank stands in for several planned ones; or several for one, of which each has what its part shows most of.
+        """
+        planned = self.plan.ranks
+        if ranks <= planned:
+            return tuple(owner * ranks // planned for owner in self.owners)
+        shown, places, owners = footprints(ranks), np.array(self.owners), np.empty(self.plan.count, dtype=np.int64)
+        for place in range(planned):
+            first, last = (ranks * end // planned for end in (place, place + 1))
+            views = (places == place).nonzero()[0]
+            owners[views] = np.array(assign_owners(shown[views, first:last]), dtype=np.int64) + first
+        return tuple(owners.tolist())
+
     def describe(self) -> str:
-        """One line for the log: what rounds are like, compared to what they could be."""
+        """One line for the log on rounds of several views: what they are like, compared to what they could be."""
         views, ranks = self.plan.count, self.plan.ranks
-        seen_by = sum(mask.bit_count() for mask in self.rank_sets) / views
-        line = f"A view is seen by {seen_by:.1f} ranks on average."
-        if ranks == 1:
-            return line
+        shown = sum(mask.bit_count() for mask in self.rank_sets) / views
         rounds = len(rounds_of_epoch(self.plan))
         apart = self.plan.occupied == self.rank_sets
         bound = lower_bound(self.rank_sets, ranks, self.plan.views_per_round)
-        kept = "so that they meet on few ranks" if apart else "as many on each rank"
-        return line + f" Rounds of {views / rounds:.2f} views, {kept} (apart: at most {views / bound:.2f})."
+        kept = "parts" if apart else "owners"
+        return (
+            f"A view shows {shown:.1f} of {ranks} parts of the scene on average. "
+            f"Rounds of {views / rounds:.2f} views, of different {kept} (parts: at most {views / bound:.2f} views)."
+        )
 
 
 def share(
     plan: Plan,
     position: int,
-    footprints: np.ndarray,
+    footprints: Footprints,
     views_per_round: int,
     consolidate: Consolidation,
     owners: Sequence[int] | None = None,
 ) -> Sharing:
     """The sharing that takes over from a plan at a position.
 
-    Rounds of one view are in the order of one rank. Rounds of several are packed (``packing.py``) by the ranks that see
-    a view, or, without consolidation, by its owner alone. "auto" consolidates if that makes few rounds more.
+    Rounds of one view are in the plan's order. Rounds of several are packed (``packing.py``) by the parts that a view
+    shows, or, without consolidation, by its owner alone. "auto" consolidates if that makes few rounds more.
 
     Args:
-        footprints: [V, K] how much each rank sees of each training view; zero: nothing.
-        owners: those that were given before, and have the photos.
+        owners: the planned ones that were given before.
     """
-    ranks = footprints.shape[1]
-    owners = tuple(assign_owners(footprints) if owners is None else owners)
+    ranks = min(views_per_round, plan.count)
+    if ranks == 1:
+        return Sharing.alone(plan.followed(position, views_per_round=views_per_round, ranks=1, occupied=None))
+    shown = footprints(ranks)
+    owners = tuple(assign_owners(shown) if owners is None else owners)
     bits = [1 << rank for rank in range(ranks)]
     rank_sets = tuple(
         sum(bit for bit, sees in zip(bits, row, strict=True) if sees) | bits[owner]
-        for row, owner in zip((footprints > 0).tolist(), owners, strict=True)
+        for row, owner in zip((shown > 0).tolist(), owners, strict=True)
     )
-    if views_per_round == 1 or ranks == 1:
-        in_order = plan.followed(position, views_per_round=views_per_round, ranks=1, occupied=None)
-        return Sharing(in_order, owners, rank_sets)
     size = {"views_per_round": views_per_round, "ranks": ranks}
     apart = plan.followed(position, **size, occupied=rank_sets)
     loose = plan.followed(position, **size, occupied=tuple(bits[owner] for owner in owners))

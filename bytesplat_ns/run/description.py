@@ -30,9 +30,8 @@ def describe(pipeline: ByteSplatPipeline) -> list[str]:
         f"refinement every {schedule.every} from {schedule.start} to {schedule.stop}; "
         f"opacity reset at {_moments([m + 1 for m in resets])}.",
     ]
-    if pipeline.ranks.size > 1:
-        lines.append(pipeline.datamanager.sharing.describe())
     if views > 1:
+        lines.append(pipeline.datamanager.sharing.describe())
         scale = RoundScale(views)
         steps, images = pipeline.rounds_until(timeline.total), timeline.total - model.images_seen
         lines.append(

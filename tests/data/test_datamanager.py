@@ -93,7 +93,7 @@ def test_rounds_show_every_photo_once_an_epoch(tmp_path, cache_gib):
         assert round.position == position
         position += len(round.views)
         for view in round.views:
-            assert (view.owner, view.ranks, view.mask) == (0, 1, None)
+            assert (view.owner, view.mask) == (0, None)
             np.testing.assert_array_equal(view.image.numpy(), pixels(tmp_path, TRAIN_FRAMES[view.index]))
             assert view.camera_to_world.equal(data.train_dataset.cameras.camera_to_worlds[view.index])
         seen += [view.index for view in round.views]
