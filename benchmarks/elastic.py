@@ -2,9 +2,8 @@
 
     python benchmarks/elastic.py --data DATA [--images 1200] [--views-per-round 4] [--output results.json]
 
-Prints PSNR on every 8th photo, which is held out, and the number of Gaussians of each run. With several views a round
-the number of ranks decides which of them meet, so that runs are equal in quality only; with one view a round they are
-the same to the last bit on a CPU (``identical``).
+Prints PSNR on every 8th photo, which is held out, and the number of Gaussians of each run; ``identical`` says whether
+parameters, optimizer and statistics of all Gaussians are those of the first run to the last bit, as on CPUs.
 """
 
 from __future__ import annotations
@@ -13,20 +12,10 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import torch
 from consolidation import ns_train
 from provenance import provenance
-
-from bytesplat_ns.parallel import checkpoint
-
-
-def outcome(run: Path, entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Quality and size of a finished run, and its tables."""
-    evaluated = [entry for entry in entries if "eval_psnr" in entry]
-    tables = checkpoint.split(checkpoint.read(max(run.glob("nerfstudio_models/step-*.ckpt"))))[1]
-    return {"held_out_psnr": evaluated[-1]["eval_psnr"], "gaussians": len(tables["ids"])}, tables
+from ranks import identical, outcome
 
 
 def main() -> None:
@@ -57,7 +46,7 @@ def main() -> None:
         for ranks in options.resumed_on:
             resume = {"--load-dir": run / "nerfstudio_models", "--load-step": half}
             row, tables = outcome(*ns_train(words | resume, ranks, Path(name) / str(ranks)))
-            row["identical"] = all(torch.equal(tables[table], expected[table]) for table in expected)
+            row["identical"] = identical(tables, expected)
             row["gaussians_share"] = row["gaussians"] / len(expected["ids"])
             row["psnr_difference"] = row["held_out_psnr"] - rows[0]["held_out_psnr"]
             rows.append({"ranks": [options.begun_on, ranks], **row})

@@ -99,7 +99,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
         sharing, owners = self.sharing, self.owners
-        order = sorted(sharing.plan.round_at(position), key=lambda index: (owners[index], sharing.owners[index]))
+        order = sorted(sharing.plan.round_at(position), key=lambda index: (owners[index], sharing.planned_owners[index]))
         views = [self.view(index, downscale) for index in order]
         coming = sharing.plan.round_at(position + len(views))
         self.train_photos.prefetch(index for index in coming if owners[index] == self.ranks.rank)
@@ -127,7 +127,7 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
         if self._resumed:
             self._resumed = False
         elif not (self._shared and (consolidate == "off" or self.sharing.plan.ranks == 1)):
-            owners = self.sharing.owners if self._shared else None
+            owners = self.sharing.planned_owners if self._shared else None
             self.sharing = share(self.sharing.plan, position, footprints, self.views_per_round, consolidate, owners)
         if not self._shared and self.ranks.size > 1:
             self.owners = self.sharing.owners_among(self.ranks.size, footprints)

@@ -50,7 +50,7 @@ class Inspection:
         """[n] dB, of those judging views whose photos this rank has."""
         model, values = self.model, []
         gaussians, settings = self._gaussians(), model.settings()
-        owners = self.data.sharing.owners
+        owners = self.data.owners
         judging = [[i for i in self._spread(JUDGING) if owners[i] == rank] for rank in range(self.ranks.size)]
         for turn in range(max(map(len, judging))):
             if turn >= len(judging[self.ranks.rank]):

@@ -234,8 +234,8 @@ class Pruning:
         return Lists.of(self.gather(self.views.lengths()), self.budget)
 
     def _psnr(self) -> float:
-        """Mean over the views that judge."""
-        return float(self.gather(self.views.psnr().double()).mean())
+        """Mean over the views that judge, added up in an order that does not depend on ranks."""
+        return float(self.gather(self.views.psnr().double()).sort().values.mean())
 
     # Checkpoints -------------------------------------------------------------------------------------------------
 
@@ -244,6 +244,8 @@ class Pruning:
         state: dict[str, Any] = {"undone": self._undone, "round": None}
         if self._pending is not None:
             removed = {name: self.gather(rows) for name, rows in self._pending.removed.items()}
+            order = removed["ids"].argsort()
+            removed = {name: rows[order] for name, rows in removed.items()}
             state["round"] = vars(self._pending) | {"before": list(astuple(self._pending.before)), "removed": removed}
         return state
 

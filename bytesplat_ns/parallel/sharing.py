@@ -32,7 +32,7 @@ class Sharing:
     """
 
     plan: Plan
-    owners: tuple[int, ...]  # planned rank that owns each view
+    planned_owners: tuple[int, ...]  # of each view
     rank_sets: tuple[int, ...]  # bitmask of the planned ranks that contribute to each view, its owner among them
 
     @staticmethod
@@ -42,7 +42,7 @@ class Sharing:
 
     def state_dict(self) -> dict[str, Any]:
         plan = {f.name: getattr(self.plan, f.name) for f in fields(self.plan) if f.init}
-        return {"plan": plan, "owners": self.owners, "rank_sets": self.rank_sets}
+        return {"plan": plan, "owners": self.planned_owners, "rank_sets": self.rank_sets}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Sharing:
@@ -55,8 +55,8 @@ class Sharing:
         """
         planned = self.plan.ranks
         if ranks <= planned:
-            return tuple(owner * ranks // planned for owner in self.owners)
-        shown, places, owners = footprints(ranks), np.array(self.owners), np.empty(self.plan.count, dtype=np.int64)
+            return tuple(owner * ranks // planned for owner in self.planned_owners)
+        shown, places, owners = footprints(ranks), np.array(self.planned_owners), np.empty(self.plan.count, dtype=np.int64)
         for place in range(planned):
             first, last = (ranks * end // planned for end in (place, place + 1))
             views = (places == place).nonzero()[0]

@@ -67,6 +67,22 @@ def test_a_short_run_with_the_schedule_of_a_long_one_can_be_extended(trained, ex
     assert_equal_ends(run, trained, exported)
 
 
+def test_rounds_of_several_views_go_on_within_an_epoch(capture, tmp_path, capsys):
+    """As they would have; or with rounds of another size, of the views that are left."""
+    views = "--pipeline.datamanager.views-per-round"
+    keep = "--steps-per-save", "1", "--save-only-latest-checkpoint", "False"
+    whole = train(capture, tmp_path / "whole", views, "4", *keep, steps=20)
+    last, saved = max(whole.models.glob("step-*.ckpt")), torch.load(whole.models / "step-000000001.ckpt")
+    seen = saved["pipeline"]["_model._extra_state"]["images_seen"]
+    resume = "--load-dir", str(whole.models), "--load-step", "1"
+    again = train(capture, tmp_path / "again", views, "4", *resume, steps=20)
+    assert (again.models / last.name).read_bytes() == last.read_bytes()
+    assert "Rounds had" not in capsys.readouterr().out
+    other = train(capture, tmp_path / "other", views, "1", *resume, steps=20)
+    assert "Rounds had 4 views so far and have 1 from here on" in " ".join(capsys.readouterr().out.split())
+    assert [line["images"] for line in other.metrics() if "loss" in line] == list(range(seen + 1, 21))
+
+
 def test_training_a_finished_run_is_refused(trained, capture, tmp_path):
     message = f"has seen {STEPS} of {STEPS // 2} images.*--max-num-iterations"
     with pytest.raises(CheckpointError, match=message):

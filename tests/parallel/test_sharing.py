@@ -27,8 +27,8 @@ def test_views_are_consolidated_where_that_costs_few_rounds():
     plan = Plan(0, VIEWS, 4)
     for consolidate in ("on", "auto"):
         shared = share(plan, 0, apart, 4, consolidate)
-        assert [shared.owners.count(rank) for rank in range(4)] == [6] * 4
-        assert shared.rank_sets == tuple(1 << owner for owner in shared.owners)
+        assert [shared.planned_owners.count(rank) for rank in range(4)] == [6] * 4
+        assert shared.rank_sets == tuple(1 << owner for owner in shared.planned_owners)
         assert [len(views) for views in rounds_of(shared)] == [4] * 6
         assert "Rounds of 4.00 views, of different parts" in shared.describe()
     assert {len(views) for views in rounds_of(share(plan, 0, together, 4, "on"))} == {1}
@@ -36,7 +36,7 @@ def test_views_are_consolidated_where_that_costs_few_rounds():
         shared = share(plan, 0, together, 4, consolidate)
         assert shared.rank_sets == (15,) * VIEWS and "of different owners (parts: at most 1.00" in shared.describe()
         for views in rounds_of(shared):
-            assert sorted(shared.owners[view] for view in views) == [0, 1, 2, 3]
+            assert sorted(shared.planned_owners[view] for view in views) == [0, 1, 2, 3]
 
 
 def test_rounds_of_one_view_are_in_the_order_of_the_seed():
@@ -58,8 +58,8 @@ def test_any_number_of_ranks_shares_the_same_rounds(views_per_round: int, footpr
         if planned % ranks == 0 or ranks % planned == 0:
             assert counts.max() - counts.min() <= max(planned // ranks, 1)
         for views in rounds_of(shared):
-            assert len({shared.owners[view] for view in views}) == len(views), "no two of one planned owner"
-            order = sorted(views, key=shared.owners.__getitem__)
+            assert len({shared.planned_owners[view] for view in views}) == len(views), "no two of one planned owner"
+            order = sorted(views, key=shared.planned_owners.__getitem__)
             assert [owners[view] for view in order] == sorted(owners[view] for view in views), "one order for all"
             part = -(-views_per_round // ranks)
             assert max(np.bincount([owners[view] for view in views])) <= part
@@ -77,15 +77,15 @@ def test_a_view_that_shows_no_part_has_an_owner():
         return footprints
 
     shared = share(Plan(0, VIEWS, 4), 0, nothing_in_one, 4, "on")
-    assert shared.rank_sets[3] == 1 << shared.owners[3]
+    assert shared.rank_sets[3] == 1 << shared.planned_owners[3]
     assert sorted(view for views in rounds_of(shared) for view in views) == list(range(VIEWS))
 
 
 def test_owners_stay_and_what_an_epoch_has_left_is_shown_in_other_rounds():
     first = share(Plan(3, VIEWS, 3), 0, apart, 3, "off")
     shown = [view for p in (0, 3, 6) for view in first.plan.round_at(p)]
-    again = share(first.plan, 9, together, 3, "off", first.owners)
-    assert again.owners == first.owners and again.rank_sets == (7,) * VIEWS
+    again = share(first.plan, 9, together, 3, "off", first.planned_owners)
+    assert again.planned_owners == first.planned_owners and again.rank_sets == (7,) * VIEWS
     for other in (again, share(first.plan, 9, together, 4, "on"), share(first.plan, 9, together, 1, "off")):
         position, rest = 9, []
         while position < VIEWS:
