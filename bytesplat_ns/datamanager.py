@@ -98,10 +98,10 @@ class ByteSplatDataManager(FullImageDatamanager[PinholeDataset]):
             position: images seen so far.
             downscale: photos are reduced to 1 / downscale of their size, and cameras with them.
         """
-        sharing, owners = self.sharing, self.owners
-        order = sorted(sharing.plan.round_at(position), key=lambda index: (owners[index], sharing.planned_owners[index]))
+        plan, planned, owners = self.sharing.plan, self.sharing.planned_owners, self.owners
+        order = sorted(plan.round_at(position), key=lambda index: (owners[index], planned[index]))
         views = [self.view(index, downscale) for index in order]
-        coming = sharing.plan.round_at(position + len(views))
+        coming = plan.round_at(position + len(views))
         self.train_photos.prefetch(index for index in coming if owners[index] == self.ranks.rank)
         return Round(views, position)
 

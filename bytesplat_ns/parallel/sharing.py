@@ -56,11 +56,12 @@ class Sharing:
         planned = self.plan.ranks
         if ranks <= planned:
             return tuple(owner * ranks // planned for owner in self.planned_owners)
-        shown, places, owners = footprints(ranks), np.array(self.planned_owners), np.empty(self.plan.count, dtype=np.int64)
-        for place in range(planned):
-            first, last = (ranks * end // planned for end in (place, place + 1))
-            views = (places == place).nonzero()[0]
-            owners[views] = np.array(assign_owners(shown[views, first:last]), dtype=np.int64) + first
+        shown, planned_owners = footprints(ranks), np.array(self.planned_owners)
+        owners = np.empty_like(planned_owners)
+        for owner in range(planned):
+            first, last = (ranks * end // planned for end in (owner, owner + 1))
+            views = (planned_owners == owner).nonzero()[0]
+            owners[views] = [first + further for further in assign_owners(shown[views, first:last])]
         return tuple(owners.tolist())
 
     def describe(self) -> str:
