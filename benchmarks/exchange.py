@@ -1,15 +1,17 @@
-"""What ranks tell each other about trained models: how many gradient rows are zero, and bytes with and without them.
+"""What ranks tell each other about a model: how many gradient rows are zero, and bytes with and without them.
 
-    python benchmarks/exchange.py --data DATA [MORE] [--images 1008] [--ranks 2 4 8]
+    python benchmarks/exchange.py --data DATA [MORE] [--images 1008 4032] [--city 1000000 4000000] [--ranks 2 4 8]
 
-Trains method bytesplat on one rank, then shows the training photos once more and counts. Rows are compared with those
-that would travel for each (Gaussian, view) whose box of three standard deviations, as a plain radius makes it, touches
-the image: what 3DGS, gsplat and Grendel-GS call visible. They would take 36 bytes each, or 48 with statistics of
-density control. ``saved`` is the part of these bytes that does not travel; ``saved_at_equal_size`` is so with rows of
-36 and 48 bytes on both sides, the masks included.
+Trains method bytesplat on one rank, then shows the training photos once more and counts. The synthetic city of
+``city_scene.py`` is not trained: its own Gaussians are shown from the streets, where most are hidden, and from the air.
+
+Rows are compared with those that would travel for each (Gaussian, view) whose box of three standard deviations, as a
+plain radius makes it, touches the image: what 3DGS, gsplat and Grendel-GS call visible. They would take 36 bytes each,
+or 48 with statistics of density control. ``saved`` is the part of these bytes that does not travel;
+``saved_at_equal_size`` is so with rows of 36 and 48 bytes on both sides, the masks included.
 
 For each number of ranks the Gaussians are divided into KD cells, a photo belongs to the rank with most of its records,
-and ``mb_per_image`` is what goes from one rank to another. Printed, and kept as JSON.
+and ``mb_per_image`` is what goes from one rank to another. Printed, and kept as JSON after each case.
 """
 
 from __future__ import annotations
@@ -17,36 +19,36 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from city_scene import City, look
 from in_process import quality, train
 from provenance import provenance
 from torch import Tensor
 
 from bytesplat_ns import ops
 from bytesplat_ns.ops import fused, wire
-from bytesplat_ns.ops.layout import (
-    ABSGRAD,
-    DEPTH,
-    MEAN2D,
-    Cameras,
-    Gaussians,
-    Image,
-    ImageGradients,
-    RenderSettings,
-)
+from bytesplat_ns.ops.layout import DEPTH, MEAN2D, Cameras, Gaussians, RenderSettings
+from bytesplat_ns.ops.photometric import PhotometricLoss
 from bytesplat_ns.ops.reference.projection import _splat
 from bytesplat_ns.parallel import partition
-from bytesplat_ns.parallel.exchange import PHOTOMETRIC
+from bytesplat_ns.parallel.exchange import PHOTOMETRIC, WITH_ABSGRAD
 from bytesplat_ns.parallel.ranks import ALONE
 from bytesplat_ns.pipeline import ByteSplatPipeline
 
 RESULT = Path(__file__).parent / "results" / "exchange.json"
 
-COLUMNS = {"gradients": PHOTOMETRIC, "with_statistics": (*PHOTOMETRIC, *range(ABSGRAD.start, ABSGRAD.stop))}
+COLUMNS = {"gradients": PHOTOMETRIC, "with_statistics": WITH_ABSGRAD}
 PLAIN_BYTES = {"gradients": 36, "with_statistics": 48}
+
+CITY_VIEWS, CITY_SIZE = 16, (800, 532)
+"""How many views of a city, and their width and height in pixels."""
+
+View = tuple[Cameras, fused.Loss]
 
 
 @torch.no_grad()
@@ -64,37 +66,48 @@ def box_visible(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings
     return visible
 
 
-def encoded_bytes(rows: Tensor, parts: list[int], columns: tuple[int, ...]) -> tuple[int, int]:
-    """Bytes of the mask and of the rows that are left."""
+def encoded_bytes(rows: Tensor, parts: list[int], columns: tuple[int, ...]) -> tuple[int, int, int]:
+    """Bytes of the mask and of the rows that are left, and how many of these there are."""
     encoded = ops.encode_rows(rows, parts, columns)
-    return encoded.mask.nbytes, 4 * len(columns) * int(encoded.counts.sum())
+    left = int(encoded.counts.sum())
+    return encoded.mask.nbytes, encoded.rows[:left].nbytes, left
 
 
-def measure(pipeline: ByteSplatPipeline, sizes: list[int]) -> dict[str, Any]:
-    """Counts over all training photos, each shown alone."""
-    model, photos = pipeline.model, len(pipeline.datamanager.train_dataset)
-    gaussians, settings = model.gaussians(), model.settings(statistics=True)
+def photos(pipeline: ByteSplatPipeline) -> Iterator[View]:
+    """Each training photo alone, at full resolution."""
+    for index in range(len(pipeline.datamanager.train_dataset)):
+        views = [pipeline.datamanager.view(index, 1)]
+        cameras, _ = pipeline._collate.cameras(views)
+        batch = pipeline._collate.batch(views, cameras, slice(0, 1))
+        yield cameras, pipeline._loss(batch, pipeline.model.training_backgrounds(1))
+
+
+def city_views(city: City, aerial: float) -> Iterator[View]:
+    """Views of which none matches its photo, grey."""
+    width, height = CITY_SIZE
+    for pose in city.poses(CITY_VIEWS, aerial).split(1):
+        cameras, grey = look(pose, width, height, "cpu"), torch.full((1, height, width, 3), 127, dtype=torch.uint8)
+        yield cameras, PhotometricLoss(grey, torch.ones(1, 3), cameras, 0.2, None, fusing="off")
+
+
+@torch.no_grad()
+def measure(gaussians: Gaussians, settings: RenderSettings, views: Iterable[View], sizes: list[int]) -> dict[str, Any]:
+    """Counts over all views, each shown alone."""
     loads = torch.ones_like(gaussians.ids)
     cells = {k: partition.divide(k, gaussians.means, gaussians.ids, loads, ALONE) for k in sizes}
     owners = {k: cells[k].owners(gaussians.means, gaussians.ids) for k in sizes}
-    count, between = Counter(), {k: Counter() for k in sizes}
-    for index in range(photos):
-        views = [pipeline.datamanager._view(index, 1)]
-        cameras, _ = pipeline._collate.cameras(views)
-        batch = pipeline._collate.batch(views, cameras, slice(0, 1))
-        background = model.training_backgrounds(1)
-
-        def loss(image: Image, batch: Any = batch, background: Tensor = background) -> tuple[Tensor, ImageGradients]:
-            return pipeline._loss(image, batch, background)
-
+    count, between, zero_shares = Counter(), {k: Counter() for k in sizes}, []
+    for cameras, loss in views:
         there = fused.differentiate(gaussians, cameras, settings, loss)
         rows = there.rows.contiguous()
         count["box"] += box_visible(gaussians, cameras, settings)
         count["records"] += len(rows)
         for name, columns in COLUMNS.items():
-            mask, left = encoded_bytes(rows, [len(rows)], columns)
-            count[f"{name} mask"] += mask
-            count[f"{name} left"] += left
+            mask, left, number = encoded_bytes(rows, [len(rows)], columns)
+            count[f"{name} bytes"] += mask + left
+            count[f"{name} at equal size"] += mask + PLAIN_BYTES[name] * number
+            count[f"{name} rows"] += number
+        zero_shares.append(round(1 - number / max(len(rows), 1), 4))
         for k in sizes:
             owner = owners[k][there.records.gaussian.long()]
             order = owner.argsort(stable=True)
@@ -106,45 +119,64 @@ def measure(pipeline: ByteSplatPipeline, sizes: list[int]) -> dict[str, Any]:
             between[k]["records"] += 4 * wire.WIDTH * len(foreign)
             for name, columns in COLUMNS.items():
                 between[k][f"{name} dense"] += 4 * len(columns) * len(foreign)
-                between[k][f"{name} compact"] += sum(encoded_bytes(foreign, away, columns))
+                between[k][f"{name} compact"] += sum(encoded_bytes(foreign, away, columns)[:2])
+    return summary(len(gaussians), count, between, zero_shares)
+
+
+def summary(gaussians: int, count: Counter, between: dict[int, Counter], zero_shares: list[float]) -> dict[str, Any]:
+    """Means over the views, and what they say."""
+    views = len(zero_shares)
     result: dict[str, Any] = {
-        "gaussians": len(gaussians),
-        "box_visible_per_image": round(count["box"] / photos),
-        "records_per_image": round(count["records"] / photos),
+        "gaussians": gaussians,
+        "views": views,
+        "box_visible_per_image": round(count["box"] / views),
+        "records_per_image": round(count["records"] / views),
+        "zero_share_of_single_views": [min(zero_shares), max(zero_shares)],
     }
     for name, columns in COLUMNS.items():
-        mask, left, plain = count[f"{name} mask"], count[f"{name} left"], PLAIN_BYTES[name]
-        kept = left / (4 * len(columns))
+        rows, sent, plain = count[f"{name} rows"], count[f"{name} bytes"], PLAIN_BYTES[name] * count["box"]
         result[name] = {
             "row_bytes": 4 * len(columns),
-            "zero_share_of_records": round(1 - kept / count["records"], 4),
-            "zero_share_of_box_visible": round(1 - kept / count["box"], 4),
-            "bytes_per_image": round((mask + left) / photos),
-            "saved": round(1 - (mask + left) / (plain * count["box"]), 4),
-            "saved_at_equal_size": round(1 - (mask + plain * kept) / (plain * count["box"]), 4),
-            "saved_against_dense": round(1 - (mask + left) / (4 * len(columns) * count["records"]), 4),
+            "zero_share_of_records": round(1 - rows / count["records"], 4),
+            "zero_share_of_box_visible": round(1 - rows / count["box"], 4),
+            "bytes_per_image": round(sent / views),
+            "saved": round(1 - sent / plain, 4),
+            "saved_at_equal_size": round(1 - count[f"{name} at equal size"] / plain, 4),
+            "saved_against_dense": round(1 - sent / (4 * len(columns) * count["records"]), 4),
         }
     result["mb_per_image"] = {
-        str(k): {"ranks_of_a_view": round(counts.pop("ranks of a view") / photos, 2)}
-        | {name: round(value / photos / 1e6, 4) for name, value in counts.items()}
+        str(k): {"ranks_of_a_view": round(counts.pop("ranks of a view") / views, 2)}
+        | {name: round(value / views / 1e6, 4) for name, value in counts.items()}
         for k, counts in between.items()
     }
     return result
 
 
+def cases(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for images, data in product(options.images, options.data):
+        pipeline = train(data, images, seed=0)
+        model = pipeline.model
+        settings = model.settings(statistics=True)
+        trained = {"data": data.name, "images": images, "psnr": round(quality(pipeline), 2)}
+        yield trained | measure(model.gaussians(), settings, photos(pipeline), options.ranks)
+    for number, (place, aerial) in product(options.city, {"street": 0.0, "air": 1.0}.items()):
+        city = City(number)
+        measured = measure(city.gaussians("cpu"), RenderSettings(), city_views(city, aerial), options.ranks)
+        yield {"data": f"city, from the {place}", "size": CITY_SIZE} | measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--images", type=int, default=1008)
+    parser.add_argument("--data", type=Path, nargs="+", default=[])
+    parser.add_argument("--images", type=int, nargs="+", default=[1008, 4032])
+    parser.add_argument("--city", type=int, nargs="+", default=[], help="Gaussians of a city")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    result: dict[str, Any] = {**provenance(), "images": options.images, "cases": []}
-    for data in options.data:
-        pipeline = train(data, options.images, seed=0)
-        measured = measure(pipeline, options.ranks)
-        result["cases"].append({"data": data.name, "psnr": round(quality(pipeline), 2)} | measured)
-        print(json.dumps(result["cases"][-1], indent=1), flush=True)
+    result: dict[str, Any] = {**provenance(), "cases": []}
+    for case in cases(options):
+        result["cases"].append(case)
+        print(json.dumps(case, indent=1), flush=True)
         options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
