@@ -157,7 +157,7 @@ class ByteSplatPipeline(VanillaPipeline):
                 round.owners,
                 here.cameras,
                 settings,
-                self._loss(here, background),
+                self.loss_of(here, background),
                 self.strategy.absgrad,
             )
             # 4. Rows to parameters and poses, and the update. The Gaussians' Adam is dense, be it later.
@@ -193,7 +193,7 @@ class ByteSplatPipeline(VanillaPipeline):
 
     # Parts of the story -----------------------------------------------------------------------------------------
 
-    def _loss(self, batch: Batch, background: Tensor) -> fused.Loss:
+    def loss_of(self, batch: Batch, background: Tensor) -> fused.Loss:
         """What to minimise; through autograd only where bilateral grids stand between."""
         options = self.config.model
         if options.use_bilateral_grid:

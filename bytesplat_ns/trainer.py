@@ -29,7 +29,7 @@ from bytesplat_ns.parallel.ranks import RankLeft
 from bytesplat_ns.parallel.traffic import Traffic, summary
 from bytesplat_ns.parallel.viewer import ViewerLock
 from bytesplat_ns.pipeline import ByteSplatPipeline, RoundReport
-from bytesplat_ns.run import checkpoint, memory
+from bytesplat_ns.run import checkpoint, memory, residency
 from bytesplat_ns.run.checkpoint import CheckpointError
 from bytesplat_ns.run.description import describe
 from bytesplat_ns.run.interrupt import Interrupt, Interrupted
@@ -168,6 +168,7 @@ class ByteSplatTrainer(Trainer):
         self._steps_done = self._steps_saved = self._start_step
         self._adam_steps = self.pipeline.optimizer.steps  # its count when they were done
         self._logged = time.monotonic(), self._start_step
+        self._lists_changed = False  # since the last report of how they fit
         self.progress = Progress(reports, self.total_steps, self._start_step)
         self.traffic.start(self._start_step, self.pipeline.model.images_seen)
 
@@ -188,6 +189,7 @@ class ByteSplatTrainer(Trainer):
                 report = self.pipeline.train_round()
         for pruned in report.pruning:
             self._log_pruning(step, pruned)
+        self._lists_changed |= last or report.density is not None or bool(report.pruning)
         self._steps_done, self._adam_steps = step + 1, self.pipeline.optimizer.steps
         self._count_steps(step + 1)
         self._update_viewer_state(step)
@@ -234,10 +236,14 @@ class ByteSplatTrainer(Trainer):
     def _log(self, step: int, report: RoundReport) -> None:
         values, images = report.read(self.ranks), self.pipeline.model.images_seen
         traffic = self.traffic.read(step + 1, images, self.pipeline.model.num_points, int(report.records))
+        lists = residency.measure(self.pipeline, report) if self._lists_changed else {}
+        self._lists_changed = False
         writer.put_scalar("Train Loss", values["loss"], step)
-        writer.put_dict("Train Metrics Dict", values | traffic, step)
+        writer.put_dict("Train Metrics Dict", values | traffic | lists, step)
         self._log_speed(step)
-        self.progress.report(step + 1, images, **values, note=summary(traffic) if traffic else "", **traffic)
+        notes = [summary(traffic)] if traffic else []
+        notes += [residency.summary(lists)] if lists else []
+        self.progress.report(step + 1, images, **values, notes=notes, **traffic, **lists)
 
     def _log_pruning(self, step: int, report: PruningReport) -> None:
         if self.ranks.rank == 0:

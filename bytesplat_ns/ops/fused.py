@@ -21,7 +21,9 @@ from bytesplat_ns.ops.layout import (
     Lag,
     Records,
     RenderSettings,
+    TileLists,
 )
+from bytesplat_ns.ops.photometric import PhotometricLoss
 
 T = TypeVar("T")
 
@@ -74,6 +76,18 @@ def differentiate_records(records: Records, cameras: Cameras, settings: RenderSe
     losses, d_image = loss(image)
     rows = ops.rasterize_backward(records, tiles, cameras, settings, image, d_image)
     return Differentiated(records, tiles, image, losses, rows)
+
+
+def reads_on_chip(records: Records, tiles: TileLists, cameras: Cameras, settings: RenderSettings, loss: Loss) -> Tensor:
+    """[2] int64: of the records that the backward pass of ``differentiate_records`` goes through, those that are still
+    on chip, and all. Zero where image, loss and rows are not formed in one kernel."""
+    if records.table.device.type == "cuda":
+        from bytesplat_ns.ops.cuda import fused_raster
+
+        device = records.table.device
+        if isinstance(loss, PhotometricLoss) and fused_raster.chosen(device, cameras, settings, loss):
+            return fused_raster.count_reads(records, tiles, cameras, settings, loss)[1]
+    return torch.zeros(2, dtype=torch.int64, device=records.table.device)
 
 
 def place_adam(step: AdamStep, device: torch.device, before: AdamStep | None) -> AdamStep:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,12 +44,12 @@ class Progress:
         return time.monotonic() - self._start
 
     def report(
-        self, done: int, images: int, loss: float, psnr: float, gaussians: int, note: str = "", **more: float
+        self, done: int, images: int, loss: float, psnr: float, gaussians: int, notes: Sequence[str] = (), **more: float
     ) -> None:
         """Called at log intervals, after ``done`` steps of the run, which have seen ``images`` images.
 
         Args:
-            note: a further line to print.
+            notes: further lines to print.
             more: to be written besides.
         """
         self.write(step=done, images=images, loss=loss, psnr=psnr, gaussians=gaussians, **more)
@@ -62,7 +63,7 @@ class Progress:
             f"step {done:,}/{self.total_steps:,}  {rate:.1f} steps/s  {gaussians:,} Gaussians  "
             f"loss {loss:.4f}  PSNR {psnr:.2f} dB  ETA {_duration(remaining)}"
         )
-        if note:
+        for note in notes:
             tell(note)
 
     def write(self, **values: float | int | str) -> None:

@@ -102,6 +102,15 @@ def test_a_run_learns_what_it_learns_on_the_cpu(case, capture, tmp_path):
         assert (group in state["optimizers"]) == (group in on_cpu.checkpoint(step)["optimizers"])
 
 
+def test_how_lists_fit_is_told_where_density_has_changed(capture, tmp_path):
+    run = train(capture, tmp_path, f"{MODEL}fused-rasterizer", "on", steps=STEPS, device="cuda")
+    told = [line for line in run.metrics() if "lists_within" in line]
+    assert 2 < len(told) < STEPS / 4 and told[-1]["step"] == STEPS
+    for line in told:
+        assert line["lists_budget"] > 0 and 0 < line["reads_on_chip"] <= 1
+        assert 0 <= line["lists_within"] <= 1 and line["lists_median"] <= line["lists_p95"] <= line["lists_longest"]
+
+
 # The end of a run, and what follows ---------------------------------------------------------------------------------
 
 

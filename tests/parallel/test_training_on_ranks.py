@@ -32,7 +32,7 @@ def check_same(results: list[dict[str, Any]], alone: dict[str, Any]) -> None:
         assert torch.equal(table, expected[name]), name
     for result in results:
         assert result["changes"] == alone["changes"] and result["next_id"] == alone["next_id"]
-        assert result["pruned"] == alone["pruned"]
+        assert result["pruned"] == alone["pruned"] and result["lists"] == alone["lists"]
         assert len(result["ids"]) > 0, "each rank has a part"
 
 
@@ -57,7 +57,8 @@ def test_every_number_of_ranks_trains_the_same_model(group: Callable[[int], Grou
 def test_whatever_the_options(group: Callable[[int], Group], course: Course, options: dict[str, Any]) -> None:
     course = replace(course, images=120, model=course.model | options)
     (alone,) = group(1)(train, course)
-    assert ("prune_share" in options) == any(count > 0 for count, *_ in alone["pruned"])
+    prunes = any(count > 0 for count, *_ in alone["pruned"])
+    assert ("prune_share" in options) == prunes == ("lists_within" in alone["lists"])
     for encoding in ("compact", "dense"):
         results = group(3)(train, replace(course, model=course.model | {"gradient_exchange": encoding}))
         check_same(results, alone)

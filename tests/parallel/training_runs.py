@@ -26,8 +26,9 @@ class Course:
 
 
 def train(ranks: Ranks, course: Course) -> dict[str, Any]:
-    """Parameters of this rank's Gaussians and their ids, moments, losses by round, changes of density and pruning."""
+    """Parameters of this rank's Gaussians, ids, moments, losses by round, changes of density and pruning, lists."""
     from bytesplat_ns.config import bytesplat
+    from bytesplat_ns.run import residency
 
     config = deepcopy(bytesplat.config)
     manager = config.pipeline.datamanager
@@ -54,6 +55,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
         "losses": losses,
         "changes": changes,
         "pruned": pruned,
+        "lists": residency.measure(pipeline, report),
         "next_id": pipeline.store.next_id,
         "zero": (pipeline.ranks.rows - rows, pipeline.ranks.zero_rows - zero),
     }

@@ -16,6 +16,7 @@ import sklearn.utils  # noqa: F401  half of the import of open3d, which starts t
 import torch
 from nerfstudio.scripts import train
 
+from bytesplat_ns.density.pruning import Pruning
 from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.density.strategy import DefaultStrategy
 from bytesplat_ns.parallel import launch, ranks, tools, watch
@@ -54,6 +55,19 @@ def step_hangs(at: int, *words: str) -> None:
     ns_train(*words)
 
 
+def pruning_hangs(*words: str) -> None:
+    """The first round of pruning takes an hour: Gaussians are gone, and no checkpoint says so."""
+    stock = Pruning._prune
+
+    def prune(self, due):
+        stock(self, due)
+        print("hanging")
+        time.sleep(3600)
+
+    Pruning._prune = prune
+    ns_train(*words)
+
+
 def files_limited(first: int, last: int, size: int, *words: str) -> None:
     """No file can grow beyond ``size`` bytes between the rounds ``first`` and ``last``."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -70,7 +84,7 @@ def allocation_fails(stage: str, at: int, *words: str) -> None:
     """There is no memory for more in one stage of the round after ``at`` rounds."""
     where = {
         "neighbours": (initialization, "neighbour_distance"),
-        "loss": (ByteSplatPipeline, "_loss"),
+        "loss": (ByteSplatPipeline, "loss_of"),
         "observe": (DefaultStrategy, "observe"),
         "edit": (GaussianStore, "edit"),
     }[stage]

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends as if nothing had happened."""
+"""A run that is killed again and again, or while it prunes, ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -74,3 +74,42 @@ def test_killed_at_random_moments_a_run_ends_as_if_uninterrupted(server, small_c
     assert files(run) == {f"step-{STEPS - 1:09d}.ckpt"} == files(uninterrupted)
     (ours, theirs) = (next(r.models.iterdir()).read_bytes() for r in (run, uninterrupted))
     assert ours == theirs
+
+
+PRUNED = 60
+"""Steps of runs that prune: every 6 (an epoch) from 30 on, as no list can be so short."""
+
+PRUNES = {"share": 0.95, "budget": 2, "guard": 0.0, "start": 15_000}
+
+
+def test_killed_while_it_prunes_and_while_the_model_recovers(server, small_capture: Path, tmp_path: Path):
+    """Rounds so large that some are undone: Gaussians that a killed process had removed come back."""
+    options = [word for name, value in PRUNES.items() for word in (f"--pipeline.model.prune-{name}", value)]
+    run, uninterrupted = Run(small_capture, tmp_path / "killed"), Run(small_capture, tmp_path / "uninterrupted")
+
+    def live(child: str, *arguments: object) -> Child:
+        resume = ("--load-dir", run.models) if files(run) else ()
+        words = run.words(*EVERY_STEP, *options, *resume, steps=PRUNED)
+        return server.start(child, *arguments, *words)
+
+    def pending() -> bool:
+        (step,) = run.steps()
+        return run.checkpoint(step)["bytesplat"]["pruning"]["round"] is not None
+
+    for child, arguments, recovers in (("pruning_hangs", (), False), ("step_hangs", (4,), True)):
+        life = live(child, *arguments)
+        life.wait_for("hanging")
+        life.signal(signal.SIGKILL)
+        assert life.end() == -signal.SIGKILL, life.output
+        assert pending() == recovers
+    final = live("ns_train")
+    assert final.end() == 0, final.output
+    assert server.start("ns_train", *uninterrupted.words(*options, steps=PRUNED)).end() == 0
+    (ours, theirs) = (next(r.models.iterdir()).read_bytes() for r in (run, uninterrupted))
+    assert ours == theirs
+
+    rounds = [line for line in uninterrupted.metrics() if "kept" in line]
+    assert {line["kept"] for line in rounds} == {0, 1}, "some are undone"
+    # How lists fit is told where density has changed, and at the end.
+    told = {line["step"] for line in uninterrupted.metrics() if "lists_within" in line}
+    assert {line["step"] for line in rounds} <= told and PRUNED in told and len(told) < PRUNED

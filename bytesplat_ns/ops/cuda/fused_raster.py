@@ -177,22 +177,37 @@ def residency(
     *,
     exact: bool = False,
 ) -> tuple[Residency, Tensor]:
-    """Counts by running the kernel once more, and waits for it; returns what it counted, too (``reads``)."""
-    room = budget(records.table.device, settings.statistics, exact)
-    quarters = cameras.tiles_x * cameras.tiles_y * QUARTERS
-    reads = torch.zeros(len(cameras), quarters, 3, dtype=torch.int32, device=records.table.device)
-    rasterize_photometric(records, tiles, cameras, settings, loss, exact=exact, reads=reads)
-    queued, kept, used = reads.unbind(-1)
+    """What ``count_reads`` says, and its ``reads``."""
+    reads, (on_chip, used) = count_reads(records, tiles, cameras, settings, loss, exact=exact)
+    queued, kept, _ = reads.unbind(-1)
     lengths = queued.flatten().sort().values
     found = Residency(
-        budget=room.records,
+        budget=budget(records.table.device, settings.statistics, exact).records,
         tiles_within=float((kept == queued).view(-1, QUARTERS).all(1).float().mean()),
         median=int(lengths[len(lengths) // 2]),
         percentile_95=int(lengths[int(0.95 * (len(lengths) - 1))]),
         longest=int(lengths[-1]),
-        reads_on_chip=float(torch.minimum(kept, used).sum() / used.sum().clamp(min=1)),
+        reads_on_chip=float(on_chip / used.clamp(min=1)),
     )
     return found, reads
+
+
+def count_reads(
+    records: Records,
+    tiles: TileLists,
+    cameras: Cameras,
+    settings: RenderSettings,
+    loss: PhotometricLoss,
+    *,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``reads`` of ``rasterize_photometric``, by running the kernel once more; and [2] int64, records that the backward
+    pass finds on chip, and all that it goes through."""
+    quarters = cameras.tiles_x * cameras.tiles_y * QUARTERS
+    reads = torch.zeros(len(cameras), quarters, 3, dtype=torch.int32, device=records.table.device)
+    rasterize_photometric(records, tiles, cameras, settings, loss, exact=exact, reads=reads)
+    _, kept, used = reads.unbind(-1)
+    return reads, torch.stack([torch.minimum(kept, used).sum(), used.sum()])
 
 
 def by_tile(reads: Tensor, cameras: Cameras) -> Tensor:
