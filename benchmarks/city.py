@@ -108,6 +108,7 @@ class CityPhotos(ByteSplatDataManager):
     def __init__(self, capture: Capture, config: ByteSplatDataManagerConfig, device: Any, **_: Any) -> None:
         DataManager.__init__(self)
         self.config, self.device, self.ranks = config, device, ranks.of_process()
+        self._shared = self._resumed = False
         views, (height, width) = capture.training, capture.photos.shape[1:3]
         cameras = NerfstudioCameras(
             capture.poses[views], FOCAL * width, FOCAL * width, width / 2, height / 2, width=width, height=height
