@@ -1,5 +1,7 @@
 """Options that would do nothing, because of what other options say or of what this method is, are errors.
 
+So are those of the stock trainer whose purpose would not be met.
+
 An option counts as set where it differs from what its method sets: bytesplat-big has other thresholds than bytesplat.
 """
 
@@ -10,9 +12,12 @@ from dataclasses import fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from nerfstudio.engine.optimizers import AdamOptimizerConfig
+
 from bytesplat_ns.density.mcmc import MCMCOptions
 from bytesplat_ns.density.pruning import PruningOptions
 from bytesplat_ns.density.strategy import DensityOptions
+from bytesplat_ns.optim import EPSILON
 
 if TYPE_CHECKING:
     from bytesplat_ns.model import ByteSplatModelConfig
@@ -45,6 +50,28 @@ def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
     if has_points and not config.random_init and config.init_from is None:
         names = (name for name in sorted(_RANDOM_START) if getattr(config, name) != getattr(usual, name))
         _refuse([f"{_option(MODEL, name)} ({reason})" for name in names])
+
+
+def refuse_unsupported(config: ByteSplatTrainerConfig, world_size: int) -> None:
+    """Raises a ValueError that names the options of the stock trainer that mean what this method does not do."""
+    found: list[str] = []
+    if world_size > 1 and config.is_viewer_legacy_enabled():
+        found.append("--vis viewer_legacy with several ranks (--vis viewer can)")
+    if config.mixed_precision or config.use_grad_scaler:
+        found.append("--mixed-precision, --use-grad-scaler (gradients are computed in float32)")
+    if config.gradient_accumulation_steps:
+        found.append("--gradient-accumulation-steps (use --pipeline.datamanager.views-per-round)")
+    if config.log_gradients:
+        found.append("--log-gradients")
+    for group, options in config.optimizers.items():
+        fixed = vars(AdamOptimizerConfig(lr=options["optimizer"].lr, eps=EPSILON))
+        found += [
+            f"--optimizers.{group}.optimizer.{name.replace('_', '-')} {value} (it is always {fixed.get(name)})"
+            for name, value in vars(options["optimizer"]).items()
+            if value != fixed.get(name)
+        ]
+    if found:
+        raise ValueError("bytesplat does not support: " + "; ".join(found) + ". Remove the option to go on.")
 
 
 def _what_is_idle(config: ByteSplatTrainerConfig, ranks: int) -> list[Idle]:

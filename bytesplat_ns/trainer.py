@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
+from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
 from nerfstudio.utils import writer
 from nerfstudio.utils.misc import step_check
@@ -21,8 +21,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from nerfstudio.utils.writer import EventName, TimeWriter
 
 from bytesplat_ns.density.pruning import PruningReport
-from bytesplat_ns.optim import EPSILON
-from bytesplat_ns.options import refuse_idle_options
+from bytesplat_ns.options import refuse_idle_options, refuse_unsupported
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import launch, ranks
 from bytesplat_ns.parallel.ranks import RankLeft
@@ -73,7 +72,7 @@ class ByteSplatTrainer(Trainer):
     pipeline: ByteSplatPipeline
 
     def __init__(self, config: ByteSplatTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
-        _refuse_unsupported(config, world_size)
+        refuse_unsupported(config, world_size)
         self.ranks = ranks.of_process()
         refuse_idle_options(config, self.ranks.size)
         super().__init__(config, local_rank, world_size)
@@ -397,25 +396,3 @@ def _summary(metrics: Mapping[str, float]) -> str:
     parts = [f"PSNR {metrics['psnr']:.2f} dB"]
     parts += [f"{name.upper()} {metrics[name]:.3f}" for name in ("ssim", "lpips") if name in metrics]
     return "  ".join(parts)
-
-
-def _refuse_unsupported(config: TrainerConfig, world_size: int) -> None:
-    """Options of the stock trainer whose purpose would not be met here are errors."""
-    found: list[str] = []
-    if world_size > 1 and config.is_viewer_legacy_enabled():
-        found.append("--vis viewer_legacy with several ranks (--vis viewer can)")
-    if config.mixed_precision or config.use_grad_scaler:
-        found.append("--mixed-precision, --use-grad-scaler (gradients are computed in float32)")
-    if config.gradient_accumulation_steps:
-        found.append("--gradient-accumulation-steps (use --pipeline.datamanager.views-per-round)")
-    if config.log_gradients:
-        found.append("--log-gradients")
-    for group, options in config.optimizers.items():
-        fixed = vars(AdamOptimizerConfig(lr=options["optimizer"].lr, eps=EPSILON))
-        found += [
-            f"--optimizers.{group}.optimizer.{name.replace('_', '-')} {value} (it is always {fixed.get(name)})"
-            for name, value in vars(options["optimizer"]).items()
-            if value != fixed.get(name)
-        ]
-    if found:
-        raise ValueError("bytesplat does not support: " + "; ".join(found) + ". Remove the option to go on.")
