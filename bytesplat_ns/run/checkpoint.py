@@ -146,9 +146,12 @@ def _steps(folder: Path) -> list[int]:
 
 
 def remove_others(path: Path) -> None:
-    """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind."""
+    """Deletes the other checkpoints in the folder of ``path``, and what interrupted writes left behind.
+
+    Shards go last, so that there never is an index without its shards.
+    """
     own = {path.name, *read(path)["bytesplat"].get("shards", ())}
-    for other in path.parent.iterdir():
+    for other in sorted(path.parent.iterdir(), key=lambda other: other.name.startswith(_SHARD)):
         ours = _NAME.match(other.name) or other.name == _ASIDE or other.name.startswith(_SHARD)
         if ours and other.name not in own:
             try:

@@ -21,6 +21,7 @@ from bytesplat_ns.density.store import GaussianStore
 from bytesplat_ns.density.strategy import DefaultStrategy
 from bytesplat_ns.parallel import launch, ranks, tools, watch
 from bytesplat_ns.pipeline import ByteSplatPipeline
+from bytesplat_ns.run import checkpoint
 from bytesplat_ns.splats import initialization
 
 SCRIPTS = {"ns-eval": "eval", "ns-render": "render", "ns-export": "exporter"}
@@ -140,6 +141,39 @@ def counting_tool(name: str, *words: str) -> None:
 
     tools.lend = lend
     tool(name, *words)
+
+
+def killed_while_saving(moment: str, culprits: list[int], *words: str) -> None:
+    """Some of several ranks are killed while the second checkpoint is written, in shards and an index."""
+    stock, begun = {name: getattr(checkpoint, name) for name in ("save", "write", "remove_others")}, [0]
+    watch.GRACE = 0.5  # seconds; who is killed cannot say why
+
+    def strike(here: str) -> None:
+        if here == moment and begun[0] == 2 and ranks.of_process().rank in culprits:
+            signal.raise_signal(signal.SIGKILL)
+
+    def save(path, value):
+        file = "index" if path.suffix == ".part" else "shard"
+        begun[0] += file == "shard"  # comes first, and on every rank
+        stock["save"](path, value)
+        content = path.read_bytes()
+        os.truncate(path, len(content) // 2)
+        strike(f"in the {file}")
+        path.write_bytes(content)
+
+    def write(path, state):
+        stock["write"](path, state)
+        strike("once the index has its name")
+
+    def remove_others(path):
+        delete = Path.unlink
+        Path.unlink = lambda self: (delete(self), strike("while the former one is removed"))
+        stock["remove_others"](path)
+        Path.unlink = delete
+
+    for function in (save, write, remove_others):
+        setattr(checkpoint, function.__name__, function)
+    ns_train(*words)
 
 
 def from_torchrun(rank: int, size: int, port: int, child: str, *words: str) -> None:
