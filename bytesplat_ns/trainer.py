@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.engine.trainer import Trainer, TrainerConfig
@@ -81,6 +81,7 @@ class ByteSplatTrainer(Trainer):
         if self.together:
             self.train_lock = ViewerLock(self.ranks, lambda *view: self.pipeline.render_together(*view))
         self.traffic = Traffic(self.ranks)
+        self.interrupt = Interrupt(self.ranks)
 
     # Setup and resume --------------------------------------------------------------------------------------------
 
@@ -163,7 +164,6 @@ class ByteSplatTrainer(Trainer):
         self._init_viewer_state()
         if self.together:
             self.pipeline.model.render_for_viewer = self.train_lock.ask
-        self.stop_training = False
         self._steps_done = self._steps_saved = self._start_step
         self._adam_steps = self.pipeline.optimizer.steps  # its count when they were done
         self._logged = time.monotonic(), self._start_step
@@ -173,7 +173,8 @@ class ByteSplatTrainer(Trainer):
 
     def _run_steps(self) -> None:
         with TimeWriter(writer, EventName.TOTAL_TRAIN_TIME):
-            while self._steps_done < self.total_steps and self._wait_while_paused():
+            while self._steps_done < self.total_steps:
+                self._wait_while_paused()
                 self.step = self._steps_done
                 self._train_step(self.step)
 
@@ -214,14 +215,8 @@ class ByteSplatTrainer(Trainer):
             writer.EVENT_STORAGE.clear()
             self.progress.warn("the event log", error)
 
-    def _wait_while_paused(self) -> bool:
-        """False when training was stopped (``shutdown``)."""
-
-        def goes_on() -> bool:
-            return self.training_state != "paused" or self.stop_training or self.interrupt.signal is not None
-
-        self._serve_viewer(until=goes_on)
-        return not self.stop_training
+    def _wait_while_paused(self) -> None:
+        self._serve_viewer(until=lambda: self.training_state != "paused" or self.interrupt.asked)
 
     def _serve_viewer(self, until: Callable[[], bool]) -> None:
         """Waits on the first rank, for which the others wait when they want the lock."""
@@ -304,19 +299,28 @@ class ByteSplatTrainer(Trainer):
         if self.viewer_state is not None:
             self.viewer_state.training_complete()
             tell("Use ctrl+c to quit")
-            self._serve_viewer(until=lambda: self.interrupt.signal is not None)
+            self._serve_viewer(until=lambda: self.interrupt.asked)
         if self.together:
             with self.train_lock:  # where the other ranks have been waiting
                 pass
 
-    def _stop_early(self) -> NoReturn:
+    def shutdown(self) -> None:
+        """Ends training after the step that is under way, on all ranks, and saves; stops the viewer.
+
+        Any thread of any rank may call it. ``train`` then returns.
+        """
+        self.interrupt.stop()
+        super().shutdown()
+
+    def _stop_early(self) -> None:
         self._save_last()
         self._write_events()
         if self._steps_done == self.total_steps:
             tell(f"Training is complete, but held-out photos were not evaluated: ns-eval {self._load_config()}")
         else:
             tell(f"Stopped after {self._steps_done:,} of {self.total_steps:,} steps. {self._how_to_resume()}")
-        raise SystemExit(self.interrupt.exit_code)
+        if code := self.interrupt.exit_code:
+            raise SystemExit(code)
 
     def _out_of_memory(self, error: BaseException) -> OutOfMemory:
         """Saves the last whole state if that is possible, together with the other ranks."""

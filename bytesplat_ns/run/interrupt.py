@@ -2,7 +2,8 @@
 
 Exit codes of ``ns-train bytesplat``:
 
-- 0: training is complete. This holds too when the signal came afterwards, to close the viewer.
+- 0: training is complete. This holds too when the signal came afterwards, to close the viewer. Or the program that runs
+  the trainer has shut it down.
 - 130 (SIGINT), 143 (SIGTERM): stopped early at the user's or the scheduler's wish, and saved. 128 + n is what shells
   report of commands that signal n ended, so ``ns-train ... && ns-eval ...`` does not go on with half a model, and a
   scheduler that preempts a job does not count it as done but may queue it again.
@@ -24,6 +25,9 @@ from bytesplat_ns.parallel.ranks import ALONE, Ranks
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+SHUT_DOWN = 1
+"""What a rank announces that was told to end without a signal: less than the number of any."""
+
 ECHO_SECONDS = 0.5
 """A signal that comes again this soon is an echo: ``timeout``, ``srun`` and others send it to the process and to its
 group."""
@@ -44,10 +48,12 @@ class Interrupt:
 
     Attributes:
         signal: the first that came, or None.
+        asked: whether a signal came or somebody called ``stop``.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.signal: signal.Signals | None = None
+        self.asked = False
         self._ranks = ranks
         self._when = 0.0
         self._abandon = False
@@ -69,7 +75,13 @@ class Interrupt:
     @property
     def exit_code(self) -> int:
         """What a run that stopped early exits with, the same on all ranks."""
-        return 128 + self._ranks.heard if self._ranks.heard else 0
+        return 128 + self._ranks.heard if self._ranks.heard > SHUT_DOWN else 0
+
+    def stop(self) -> None:
+        """Does what a signal would, from any thread; but the run has succeeded."""
+        if not self.asked:
+            self.asked = True
+            self._ranks.announce(SHUT_DOWN)
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -85,7 +97,7 @@ class Interrupt:
     def _receive(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal is None:
-            self.signal, self._when = signal.Signals(number), now
+            self.signal, self._when, self.asked = signal.Signals(number), now, True
             self._ranks.announce(number)
             if self._ranks.size == 1:  # several have been started by a process that says so
                 # Not through Python's buffered streams: the handler may have interrupted a write to them.

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -23,6 +24,7 @@ from bytesplat_ns.parallel import launch, ranks, tools, watch
 from bytesplat_ns.pipeline import ByteSplatPipeline
 from bytesplat_ns.run import checkpoint
 from bytesplat_ns.splats import initialization
+from bytesplat_ns.trainer import ByteSplatTrainer
 
 SCRIPTS = {"ns-eval": "eval", "ns-render": "render", "ns-export": "exporter"}
 
@@ -141,6 +143,24 @@ def counting_tool(name: str, *words: str) -> None:
 
     tools.lend = lend
     tool(name, *words)
+
+
+def shut_down(moment: str, rank: int, *words: str) -> None:
+    """Another thread of one rank shuts the trainer down, after three steps, or once it is paused or complete."""
+    stock = ByteSplatTrainer._begin
+
+    def end(trainer: ByteSplatTrainer) -> None:
+        while trainer.training_state != moment if moment else trainer._steps_done < 3:
+            time.sleep(0.01)
+        trainer.shutdown()
+
+    def begin(trainer: ByteSplatTrainer) -> None:
+        stock(trainer)
+        if ranks.of_process().rank == rank:
+            threading.Thread(target=end, args=[trainer], daemon=True).start()
+
+    ByteSplatTrainer._begin = begin
+    ns_train(*words)
 
 
 def killed_while_saving(moment: str, culprits: list[int], *words: str) -> None:
