@@ -42,8 +42,15 @@ from bytesplat_ns.pipeline import ByteSplatPipeline
 
 RESULT = Path(__file__).parent / "results" / "exchange.json"
 
-COLUMNS = {"gradients": PHOTOMETRIC, "with_statistics": WITH_ABSGRAD}
-PLAIN_BYTES = {"gradients": 36, "with_statistics": 48}
+ROWS = {
+    "gradients": (PHOTOMETRIC, torch.float32),
+    "with_statistics": (WITH_ABSGRAD, torch.float32),
+    "gradients_bfloat16": (PHOTOMETRIC, torch.bfloat16),
+    "with_statistics_bfloat16": (WITH_ABSGRAD, torch.bfloat16),
+}
+"""Which numbers of a row travel, and how."""
+
+PLAIN_BYTES = {name: 48 if columns == WITH_ABSGRAD else 36 for name, (columns, _) in ROWS.items()}
 
 CITY_VIEWS, CITY_SIZE = 16, (800, 532)
 """How many views of a city, and their width and height in pixels."""
@@ -66,9 +73,9 @@ def box_visible(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings
     return visible
 
 
-def encoded_bytes(rows: Tensor, parts: list[int], columns: tuple[int, ...]) -> tuple[int, int, int]:
+def encoded_bytes(rows: Tensor, parts: list[int], kind: str) -> tuple[int, int, int]:
     """Bytes of the mask and of the rows that are left, and how many of these there are."""
-    encoded = ops.encode_rows(rows, parts, columns)
+    encoded = ops.encode_rows(rows, parts, *ROWS[kind])
     left = int(encoded.counts.sum())
     return encoded.mask.nbytes, encoded.rows[:left].nbytes, left
 
@@ -102,8 +109,8 @@ def measure(gaussians: Gaussians, settings: RenderSettings, views: Iterable[View
         rows = there.rows.contiguous()
         count["box"] += box_visible(gaussians, cameras, settings)
         count["records"] += len(rows)
-        for name, columns in COLUMNS.items():
-            mask, left, number = encoded_bytes(rows, [len(rows)], columns)
+        for name in ROWS:
+            mask, left, number = encoded_bytes(rows, [len(rows)], name)
             count[f"{name} bytes"] += mask + left
             count[f"{name} at equal size"] += mask + PLAIN_BYTES[name] * number
             count[f"{name} rows"] += number
@@ -117,9 +124,10 @@ def measure(gaussians: Gaussians, settings: RenderSettings, views: Iterable[View
             away = [part for rank, part in enumerate(parts) if rank != here]
             between[k]["ranks of a view"] += sum(part > 0 for part in parts)
             between[k]["records"] += 4 * wire.WIDTH * len(foreign)
-            for name, columns in COLUMNS.items():
-                between[k][f"{name} dense"] += 4 * len(columns) * len(foreign)
-                between[k][f"{name} compact"] += sum(encoded_bytes(foreign, away, columns)[:2])
+            for name, (columns, precision) in ROWS.items():
+                if precision == torch.float32:
+                    between[k][f"{name} dense"] += 4 * len(columns) * len(foreign)
+                between[k][f"{name} compact"] += sum(encoded_bytes(foreign, away, name)[:2])
     return summary(len(gaussians), count, between, zero_shares)
 
 
@@ -133,10 +141,10 @@ def summary(gaussians: int, count: Counter, between: dict[int, Counter], zero_sh
         "records_per_image": round(count["records"] / views),
         "zero_share_of_single_views": [min(zero_shares), max(zero_shares)],
     }
-    for name, columns in COLUMNS.items():
+    for name, (columns, precision) in ROWS.items():
         rows, sent, plain = count[f"{name} rows"], count[f"{name} bytes"], PLAIN_BYTES[name] * count["box"]
         result[name] = {
-            "row_bytes": 4 * len(columns),
+            "row_bytes": precision.itemsize * len(columns),
             "zero_share_of_records": round(1 - rows / count["records"], 4),
             "zero_share_of_box_visible": round(1 - rows / count["box"], 4),
             "bytes_per_image": round(sent / views),

@@ -95,6 +95,9 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     gradient_exchange: Literal["compact", "dense"] = "compact"
     """with several ranks, gradients of what the views' owners render: those that are not zero, or all of them. Results
     are the same to the last bit."""
+    gradient_precision: Literal["float32", "bfloat16"] = "float32"
+    """with several ranks, how gradients travel: as they are, or in half the bytes, each number rounded by 0.4 % at most
+    (bfloat16, compact only)"""
     init_from: Path | None = None
     """start from these Gaussians: a checkpoint of bytesplat or splatfacto (.ckpt), a .ply or an .spz. With
     --max-num-iterations 0 they become a run as they are, for the viewer, ns-eval, ns-render and ns-export."""

@@ -291,7 +291,7 @@ class ByteSplatPipeline(VanillaPipeline):
         shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
         constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
         self.shared_optimizers = Optimizers(constant, shared)
-        self.exchange = Exchange(self.ranks, self.config.model.gradient_exchange)
+        self.exchange = Exchange(self.ranks, self.config.model.gradient_exchange, self.config.model.gradient_precision)
         self.strategy = density_control(
             self.config.model,
             model.timeline,

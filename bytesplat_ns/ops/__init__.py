@@ -138,20 +138,24 @@ def project_backward(
     return backend(gaussians.device.type).project_backward(gaussians, cameras, settings, records, rows)
 
 
-def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
-    """Gradient rows for several ranks without those that are bitwise zero.
+def encode_rows(
+    rows: Tensor, parts: Sequence[int], columns: Sequence[int], precision: torch.dtype = torch.float32
+) -> EncodedRows:
+    """Gradient rows for several ranks without those that are bitwise zero; see ``reference.encode_rows``.
 
     Args:
         rows: [M, 10 or 14], part after part.
         parts: rows of each part, M in all.
         columns: those that travel, ascending.
+        precision: float32 or bfloat16, to which what travels is rounded.
 
     Raises:
         ValueError: rows have no such columns, or are fewer or more than those of all parts.
     """
+    assert precision in (torch.float32, torch.bfloat16), precision
     if sum(parts) != len(rows) or not 0 <= min(columns) <= max(columns) < rows.shape[1]:
         raise ValueError(f"Rows {list(rows.shape)} have no columns {list(columns)}, or no parts of {list(parts)} rows.")
-    return backend(rows.device.type).encode_rows(rows, parts, columns)
+    return backend(rows.device.type).encode_rows(rows, parts, columns, precision)
 
 
 def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[int], width: int) -> Tensor:

@@ -64,8 +64,9 @@ def variants(arch: str) -> Iterator[tuple[Program, dict[str, int]]]:
             depth = interval ^ exact
             yield raster.BACKWARD, raster.backward_constants(switches, statistics, bool(depth), exact)
     yield from fused_variants(arch)
-    yield codec.CODEC, codec.codec_constants(range(9), codec.row_stride(ROW_WIDTH))
-    yield codec.CODEC, codec.codec_constants(range(14), codec.row_stride(ROW_WIDTH_WITH_STATISTICS))
+    for precision in (torch.float32, torch.bfloat16):
+        yield codec.CODEC, codec.codec_constants(range(9), codec.row_stride(ROW_WIDTH), precision)
+        yield codec.CODEC, codec.codec_constants(range(14), codec.row_stride(ROW_WIDTH_WITH_STATISTICS), precision)
     for channels, from_bytes, masked in product((3, 4), (0, 1), (0, 1)):
         yield LOSS, {"TARGET_CHANNELS": channels, "TARGET_BYTES": from_bytes, "MASKED": masked}
 

@@ -247,7 +247,7 @@ class EncodedRows:
     """
 
     mask: Tensor  # [sum of mask_words(parts)] int32
-    rows: Tensor  # [rows left, or more; C] float32, those of all parts one after another, C of the columns
+    rows: Tensor  # [rows left, or more; C] float32 or bfloat16, those of all parts one after another, C of the columns
     counts: Tensor  # [parts] int64, rows left of each part
 
 

@@ -13,6 +13,9 @@ absgrad, and only in rounds that it observes.
 No bit of any sum changes by all this. Tile lists are in the order of depth and global id whatever order the records
 come in, a row belongs to one view and so comes from one rank, and what rows are summed into is summed where the
 Gaussians are, view by view as on one rank.
+
+If so chosen, rows travel in half the bytes, rounded to bfloat16. Then all rows are rounded, those too that stay on
+their rank, so that it still does not matter how many ranks there are.
 """
 
 from __future__ import annotations
@@ -48,6 +51,9 @@ from bytesplat_ns.parallel.ranks import Ranks
 Encoding = Literal["compact", "dense"]
 """How gradient rows travel: those that are not zero and a bit for each, or all of them."""
 
+Precision = Literal["float32", "bfloat16"]
+"""Of the numbers in gradient rows, as they travel."""
+
 PHOTOMETRIC = tuple(range(DEPTH))
 """Columns of a gradient row that a loss of colours fills."""
 
@@ -61,9 +67,11 @@ class Exchange:
     ``ranks.sent`` counts the bytes, as ``records``, ``masks`` and ``rows``, and ``ranks.zero_rows`` what stays at home.
     """
 
-    def __init__(self, ranks: Ranks, encoding: Encoding = "compact") -> None:
+    def __init__(self, ranks: Ranks, encoding: Encoding = "compact", precision: Precision = "float32") -> None:
+        assert encoding == "compact" or precision == "float32", "only what is encoded is rounded"
         self.ranks = ranks
         self.encoding = encoding
+        self.precision = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
     def differentiate(
         self,
@@ -117,7 +125,7 @@ class Exchange:
     def _send_compact(self, rows: Tensor, outgoing: list[int], incoming: list[int], columns: tuple[int, ...]) -> Tensor:
         """Rows [m, W] of records that came from each rank, to those of the records that were sent to each [n, W]."""
         ranks = self.ranks
-        encoded = ops.encode_rows(rows, outgoing, columns)
+        encoded = ops.encode_rows(rows, outgoing, columns, self.precision)
         left, coming = ranks.announce_rows(encoded.counts, "rows")
         ranks.rows += sum(outgoing) - outgoing[ranks.rank]
         ranks.zero_rows += sum(outgoing) - outgoing[ranks.rank] - sum(left) + left[ranks.rank]

@@ -1,14 +1,18 @@
-// Gradient rows between ranks (EncodedRows in ops/layout.py): those that are bitwise zero stay at home.
+// Gradient rows between ranks (EncodedRows in ops/layout.py): those that are bitwise zero stay at home, and what travels
+// may be rounded to bfloat16.
 //
 // Both directions go over the rows in chunks twice: what is left of each chunk is counted first, so that its place among
 // what is left of all chunks is known before it is copied.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
+#include "../common/bfloat16.h"
 #include "entry.h"
 #include "parallel.h"
+#include "specialise.h"
 
 namespace bytesplat {
 namespace {
@@ -22,6 +26,7 @@ struct Codec {
     const int32_t* columns;  // those that travel
     int column_count;
     int width;  // of a row
+    int bfloat16;  // what travels is rounded to that
 };
 
 // Rows of one part that a thread handles in a row, and their words of the mask.
@@ -66,13 +71,30 @@ bool is_zero(const Codec& codec, const float* row) {
     return bits == 0;
 }
 
+// A number on its way.
+void write(float value, float& to) { to = value; }
+void read(float from, float& value) { value = from; }
+
+void write(float value, uint16_t& to) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    to = bfloat16_of(bits);
+}
+
+void read(uint16_t from, float& value) {
+    const uint32_t bits = float_of_bfloat16(from);
+    std::memcpy(&value, &bits, sizeof(bits));
+}
+
+template <bool BFLOAT16> using Sent = std::conditional_t<BFLOAT16, uint16_t, float>;
+
 }  // namespace
 }  // namespace bytesplat
 
 using namespace bytesplat;
 
 // rows [M, width] to mask, to the first rows of left [M, column_count] and to counts [part_count].
-extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask, float* left,
+extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const float* rows, uint32_t* mask, void* left,
                                          int64_t* counts) try {
     std::vector<Chunk> chunks = chunks_of(*codec);
     parallel_for(threads, chunks.size(), 1, [&](int64_t i) {
@@ -87,30 +109,40 @@ extern "C" int64_t bytesplat_encode_rows(int threads, const Codec* codec, const 
     });
     std::fill_n(counts, codec->part_count, 0);
     for (const Chunk& chunk : chunks) counts[chunk.part] += chunk.left;
-    copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
-        float* to = left + codec->column_count * place;
-        visit_left(chunk, mask, [&](int64_t row) {
-            for (int c = 0; c < codec->column_count; ++c) *to++ = rows[codec->width * row + codec->columns[c]];
-        });
-    });
+    specialise(
+        [&](auto bfloat16) {
+            copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
+                auto* to = static_cast<Sent<bfloat16>*>(left) + codec->column_count * place;
+                visit_left(chunk, mask, [&](int64_t row) {
+                    for (int c = 0; c < codec->column_count; ++c)
+                        write(rows[codec->width * row + codec->columns[c]], *to++);
+                });
+            });
+        },
+        codec->bfloat16 != 0);
     return 0;
 } catch (...) {
     return bytesplat::failure();
 }
 
 // The reverse. Columns that did not travel become zero.
-extern "C" int64_t bytesplat_decode_rows(int threads, const Codec* codec, const uint32_t* mask, const float* left,
+extern "C" int64_t bytesplat_decode_rows(int threads, const Codec* codec, const uint32_t* mask, const void* left,
                                          float* rows) try {
     std::vector<Chunk> chunks = chunks_of(*codec);
     for (Chunk& chunk : chunks)
         for (int64_t w = 0; w < chunk.words(); ++w) chunk.left += __builtin_popcount(mask[chunk.word + w]);
-    copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
-        std::fill(rows + codec->width * chunk.first, rows + codec->width * chunk.last, 0.0f);
-        const float* from = left + codec->column_count * place;
-        visit_left(chunk, mask, [&](int64_t row) {
-            for (int c = 0; c < codec->column_count; ++c) rows[codec->width * row + codec->columns[c]] = *from++;
-        });
-    });
+    specialise(
+        [&](auto bfloat16) {
+            copy_chunks(threads, chunks, [&](const Chunk& chunk, int64_t place) {
+                std::fill(rows + codec->width * chunk.first, rows + codec->width * chunk.last, 0.0f);
+                const auto* from = static_cast<const Sent<bfloat16>*>(left) + codec->column_count * place;
+                visit_left(chunk, mask, [&](int64_t row) {
+                    for (int c = 0; c < codec->column_count; ++c)
+                        read(*from++, rows[codec->width * row + codec->columns[c]]);
+                });
+            });
+        },
+        codec->bfloat16 != 0);
     return 0;
 } catch (...) {
     return bytesplat::failure();

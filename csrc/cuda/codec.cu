@@ -1,9 +1,12 @@
-// Gradient rows between ranks (EncodedRows in ops/layout.py): those that are bitwise zero stay at home.
+// Gradient rows between ranks (EncodedRows in ops/layout.py): those that are bitwise zero stay at home, and what travels
+// may be rounded to bfloat16.
 //
 // Rows come in parts, one for each rank; a block handles 256 rows of one part, a warp the rows of one word of its mask.
 // Where a block's rows go among those that are left is known by look-back, so each row is read once and written once.
 //
-// Compile-time: COLUMNS (a bit for each column that travels), STRIDE (floats from one row to the next, a multiple of 4).
+// Compile-time: COLUMNS (a bit for each column that travels), STRIDE (floats from one row to the next, a multiple of 4),
+// BFLOAT16 (0 or 1).
+#include "bfloat16.h"
 #include "lookback.h"
 #include "platform.h"
 
@@ -18,6 +21,17 @@ __device__ constexpr int columns_below(int column) {
     return count;
 }
 constexpr int WIDTH = columns_below(32);  // of a row that travels
+
+// A number on its way.
+#if BFLOAT16
+using Sent = unsigned short;
+__device__ inline Sent sent(float value) { return bfloat16_of(__float_as_uint(value)); }
+__device__ inline float received(Sent number) { return __uint_as_float(float_of_bfloat16(number)); }
+#else
+using Sent = float;
+__device__ inline Sent sent(float value) { return value; }
+__device__ inline float received(Sent number) { return number; }
+#endif
 
 // The rows of a block, and where the mask has them.
 struct Place {
@@ -75,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 encode_rows(const float* __restrict__ rows,       // [M, STRIDE]
             const long long* __restrict__ parts,  // rows of each part
             int* __restrict__ mask,               // a word for each 32 rows of a part
-            float* __restrict__ left,             // [M, WIDTH], of which the first rows are filled
+            unsigned char* __restrict__ bytes,    // of left [M, WIDTH] Sent, of which the first rows are filled
             unsigned long long* counts,           // [parts] zero
             unsigned* counter,                    // [1] zero
             unsigned long long* lookback) {       // [blocks] zero
-    __shared__ float stage[THREADS * WIDTH];
+    __shared__ Sent stage[THREADS * WIDTH];
     const unsigned block = ordered_block(counter);
     const Place place = place_of(block, parts);
     const int row = threadIdx.x, warp = threadIdx.x / WARP;
@@ -105,21 +119,22 @@ encode_rows(const float* __restrict__ rows,       // [M, STRIDE]
     if (bits != 0) {
 #pragma unroll
         for (int c = 0; c < STRIDE; ++c)
-            if (COLUMNS >> c & 1) stage[rank * WIDTH + columns_below(c)] = values[c];
+            if (COLUMNS >> c & 1) stage[rank * WIDTH + columns_below(c)] = sent(values[c]);
     }
     const long long before = rows_before(lookback, block, total);
+    Sent* left = reinterpret_cast<Sent*>(bytes);
     for (int i = threadIdx.x; i < total * WIDTH; i += THREADS) left[before * WIDTH + i] = stage[i];
 }
 
 // The reverse: rows that stayed at home, and columns that did not travel, are zero.
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_rows(const int* __restrict__ mask,
-            const float* __restrict__ left,       // [rows left, WIDTH]
-            const long long* __restrict__ parts,  // rows of each part
-            float* __restrict__ rows,             // [M, STRIDE]
-            unsigned* counter,                    // [1] zero
-            unsigned long long* lookback) {       // [blocks] zero
-    __shared__ float stage[THREADS * WIDTH];
+            const unsigned char* __restrict__ bytes,  // of left [rows left, WIDTH] Sent
+            const long long* __restrict__ parts,      // rows of each part
+            float* __restrict__ rows,                 // [M, STRIDE]
+            unsigned* counter,                        // [1] zero
+            unsigned long long* lookback) {           // [blocks] zero
+    __shared__ Sent stage[THREADS * WIDTH];
     const unsigned block = ordered_block(counter);
     const Place place = place_of(block, parts);
     const int row = threadIdx.x, warp = threadIdx.x / WARP;
@@ -128,6 +143,7 @@ decode_rows(const int* __restrict__ mask,
     int total;
     const int rank = rank_in_block(word, total);
     const long long before = rows_before(lookback, block, total);
+    const Sent* left = reinterpret_cast<const Sent*>(bytes);
     for (int i = threadIdx.x; i < total * WIDTH; i += THREADS) stage[i] = left[before * WIDTH + i];
     __syncthreads();
 
@@ -136,7 +152,7 @@ decode_rows(const int* __restrict__ mask,
     float values[STRIDE] = {};
 #pragma unroll
     for (int c = 0; c < STRIDE; ++c)
-        if (here && (COLUMNS >> c & 1)) values[c] = stage[rank * WIDTH + columns_below(c)];
+        if (here && (COLUMNS >> c & 1)) values[c] = received(stage[rank * WIDTH + columns_below(c)]);
     for (int i = 0; i < STRIDE / 4; ++i)
         reinterpret_cast<float4*>(rows + (place.first + row) * STRIDE)[i] =
             make_float4(values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]);

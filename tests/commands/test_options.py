@@ -83,6 +83,7 @@ def test_stock_options_that_would_do_nothing_are_refused(capture, tmp_path):
         "--pipeline.datamanager.consolidate-views": "on",
         "--pipeline.model.fused-rasterizer": "on",
         "--pipeline.model.gradient-exchange": "dense",
+        "--pipeline.model.gradient-precision": "bfloat16",
         "--pipeline.rebalance-threshold": "2",
         "--optimizers.camera-opt.optimizer.lr": "0.1",
         "--optimizers.bilateral-grid.scheduler.max-steps": "9",

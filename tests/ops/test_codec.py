@@ -21,7 +21,7 @@ PARTS = {
 
 
 def bits(values: Tensor) -> Tensor:
-    return values.contiguous().view(torch.int32)
+    return values.contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int16)
 
 
 def rows_with_zeros(count: int, width: int, share: float) -> Tensor:
@@ -32,16 +32,20 @@ def rows_with_zeros(count: int, width: int, share: float) -> Tensor:
     return rows
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("columns", [PHOTOMETRIC, (*PHOTOMETRIC, 10, 11), tuple(range(14))], ids=len)
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-def test_there_and_back(backend: Backend, parts: list[int], share: float, columns: tuple[int, ...]) -> None:
+def test_there_and_back(
+    backend: Backend, parts: list[int], share: float, columns: tuple[int, ...], precision: torch.dtype
+) -> None:
     width = 10 if columns == PHOTOMETRIC else 14
     rows = rows_with_zeros(sum(parts), width, share)
-    encoded = backend.encode_rows(rows, parts, columns)
+    encoded = backend.encode_rows(rows, parts, columns, precision)
 
     travelling = rows[:, list(columns)]
     left = (travelling != 0).any(1)
+    travelling = travelling.to(precision)
     counts = [int(part.sum()) for part in left.split(parts)]
     assert encoded.counts.tolist() == counts
     for mask, part in zip(encoded.mask.split(mask_words(parts)), left.split(parts), strict=True):
@@ -53,7 +57,7 @@ def test_there_and_back(backend: Backend, parts: list[int], share: float, column
     arrived = EncodedRows(encoded.mask, encoded.rows[: sum(counts)].contiguous(), encoded.counts)
     decoded = backend.decode_rows(arrived, parts, columns, width)
     expected = torch.zeros_like(rows)
-    expected[:, list(columns)] = travelling
+    expected[:, list(columns)] = travelling.float()
     assert decoded.shape == rows.shape and torch.equal(bits(decoded), bits(expected))
 
 
@@ -72,3 +76,20 @@ def test_zero_means_its_bits(backend: Backend) -> None:
     assert encoded.mask.tolist() == [0b111] and encoded.counts.tolist() == [3]
     decoded = backend.decode_rows(encoded, [6], PHOTOMETRIC, 14)
     assert torch.equal(bits(decoded[:3]), bits(rows[:3])) and not bits(decoded[3:]).any()
+
+
+def test_bfloat16_is_the_nearest(backend: Backend) -> None:
+    """Within 2^-8 of the number wherever that is normal, ties to even; what is not finite stays so."""
+    generator = torch.Generator().manual_seed(7)
+    magnitudes = 2.0 ** torch.randint(-100, 100, (3000, 9), generator=generator)
+    rows = torch.zeros(3001, 10)
+    rows[:3000, :9] = torch.randn(3000, 9, generator=generator) * magnitudes
+    halfway = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-23])
+    rows[3000, :9] = torch.cat([halfway, torch.tensor([3.4e38, -float("inf"), float("nan"), 1e-45, -0.0])])
+    encoded = backend.encode_rows(rows, [3001], PHOTOMETRIC, torch.bfloat16)
+    decoded = backend.decode_rows(encoded, [3001], PHOTOMETRIC, 10)
+    assert decoded.dtype == torch.float32 and not decoded[:, 9].any()
+    error = (decoded - rows)[:3000, :9].abs() / rows[:3000, :9].abs()
+    assert 0.9 * 2**-8 < error.max() <= 2**-8
+    expected = [1.0, 1 + 2**-6, -1.0, 1 + 2**-7, float("inf"), -float("inf"), float("nan"), 0.0, -0.0]
+    torch.testing.assert_close(decoded[3000, :9], torch.tensor(expected), rtol=0, atol=0, equal_nan=True)

@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from bytesplat_ns import ops
-from bytesplat_ns.ops.layout import ROW_WIDTH, Cameras, Gaussians, Image, ImageGradients, Observations, RenderSettings
-from bytesplat_ns.parallel.exchange import Encoding, Exchange
+from bytesplat_ns.ops.layout import (
+    ABSGRAD,
+    ROW_WIDTH,
+    Cameras,
+    Gaussians,
+    Image,
+    ImageGradients,
+    Observations,
+    RenderSettings,
+)
+from bytesplat_ns.ops.reference.observe import along_x
+from bytesplat_ns.parallel.exchange import Encoding, Exchange, Precision
 from bytesplat_ns.parallel.ranks import Ranks
 
 SIZES = ((61, 47), (40, 24), (17, 33), (64, 64), (30, 50))
@@ -76,7 +86,9 @@ def moved(value: T, device: torch.device) -> T:
     return replace(value, **{name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)})
 
 
-def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) -> dict[str, Any]:
+def run_round(
+    ranks: Ranks, case: Case, encoding: Encoding, statistics: bool, precision: Precision = "float32"
+) -> dict[str, Any]:
     """Losses, images, rows by (view, id), gradients by id; of what this rank has. Computed on ``ranks.device``."""
     views = sum(case.views)
     gaussians, cameras, target, mask = scene(case, views)
@@ -100,10 +112,16 @@ def run_round(ranks: Ranks, case: Case, encoding: Encoding, statistics: bool) ->
         background = torch.full((last - first, 3), 0.3, device=ranks.device)
         return ops.loss(image, photo.contiguous(), background, own, mask=kept)
 
-    exchange = Exchange(ranks, encoding)
+    exchange = Exchange(ranks, encoding, precision)
     ranks.sent.clear()
     ranks.rows = ranks.zero_rows = 0
     there = exchange.differentiate(shard, cameras, owners, own, settings, loss, absgrad=True)
+    if ranks.size == 1 and precision == "bfloat16":  # which does nothing there
+        if statistics:
+            sizes = cameras.sizes[there.records.view.long()]
+            there.rows[:, ABSGRAD.start] = along_x(there.rows[:, ABSGRAD], sizes)
+            there.rows[:, ABSGRAD.start + 1] = 0
+        there.rows = there.rows.bfloat16().float()
     gradients = ops.project_backward(shard, cameras, settings, there.records, there.rows)
     poses = ranks.sum(gradients.viewmats)
     observed = Observations(*(torch.zeros(len(shard), dtype=t) for t in (torch.int64, torch.int32, torch.float32)))

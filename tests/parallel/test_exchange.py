@@ -51,9 +51,24 @@ def test_a_round_of_several_ranks_is_that_of_one(group: Callable[[int], Group], 
         assert alone[name].any() == bool(len(alone["rows"]) and not case.masked), name
 
 
-def check_traffic(results: dict, owners: torch.Tensor, columns: int) -> None:
-    """Bytes and rows are what was counted on the way."""
-    size = len(results["dense"])
+@pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
+def test_rounded_rows_are_the_same_on_any_ranks(group: Callable[[int], Group], case: Case) -> None:
+    for statistics in (False, True):
+        arguments = case, "compact", statistics, "bfloat16"
+        alone, together = run_round(ALONE, *arguments), group(len(case.views))(run_round, *arguments)
+        expected = collect([alone])
+        for name, value in collect(together).items():
+            assert torch.equal(value, expected[name]), name
+        exact = collect([run_round(ALONE, case, "compact", statistics)])["rows"]
+        assert not torch.equal(expected["rows"], exact)
+        torch.testing.assert_close(expected["rows"], exact, rtol=2**-8, atol=0)
+        owners = torch.tensor([rank for rank, views in enumerate(case.views) for _ in range(views)])
+        check_traffic({"compact": together}, owners, 10 if statistics else 9, number=2)
+
+
+def check_traffic(results: dict, owners: torch.Tensor, columns: int, number: int = 4) -> None:
+    """Bytes and rows are what was counted on the way; ``number``: bytes of one."""
+    size = len(results["compact"])
     for encoding, ranks in results.items():
         foreign = [owners[result["rows"][0].long()] != rank for rank, result in enumerate(ranks)]
         rows = sum(int(there.sum()) for there in foreign)
@@ -64,6 +79,6 @@ def check_traffic(results: dict, owners: torch.Tensor, columns: int) -> None:
         headers = HEADER_BYTES * size * (size - 1)
         sent = {kind: sum(result["sent"].get(kind, 0) for result in ranks) for kind in ("records", "rows", "masks")}
         assert sent["records"] == headers + 4 * wire.WIDTH * rows
-        assert sent["rows"] == headers + 4 * columns * (rows - zero)
+        assert sent["rows"] == headers + number * columns * (rows - zero)
         masks = rows / 8 if encoding == "compact" else 0
         assert masks <= sent["masks"] <= masks + 4 * size * (size - 1)

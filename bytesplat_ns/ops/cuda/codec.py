@@ -14,7 +14,9 @@ CODEC = Program("codec.cu")
 THREADS = 256
 
 
-def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> EncodedRows:
+def encode_rows(
+    rows: Tensor, parts: Sequence[int], columns: Sequence[int], precision: torch.dtype = torch.float32
+) -> EncodedRows:
     """Leaves out the rows that are zero in all columns that travel; see ``ops.reference.encode_rows``.
 
     Does not wait for their number: the result has room for all rows.
@@ -24,11 +26,11 @@ def encode_rows(rows: Tensor, parts: Sequence[int], columns: Sequence[int]) -> E
         rows = torch.nn.functional.pad(rows, (0, stride - rows.shape[1]))
     device = rows.device
     mask = torch.empty(sum(mask_words(parts)), dtype=torch.int32, device=device)
-    left = torch.empty(len(rows), len(columns), device=device)
+    left = torch.empty(len(rows), len(columns), dtype=precision, device=device)
     counts = torch.zeros(len(parts), dtype=torch.int64, device=device)
     blocks, counter, lookback = _blocks(parts, device)
-    kernel = CODEC.kernel("encode_rows", **codec_constants(columns, stride))
-    kernel(blocks, THREADS, rows, _upload(parts, device), mask, left, counts, counter, lookback)
+    kernel = CODEC.kernel("encode_rows", **codec_constants(columns, stride, precision))
+    kernel(blocks, THREADS, rows, _upload(parts, device), mask, left.view(torch.uint8), counts, counter, lookback)
     return EncodedRows(mask, left, counts)
 
 
@@ -37,14 +39,16 @@ def decode_rows(encoded: EncodedRows, parts: Sequence[int], columns: Sequence[in
     stride, device = row_stride(width), encoded.mask.device
     rows = torch.empty(sum(parts), stride, device=device)
     blocks, counter, lookback = _blocks(parts, device)
-    kernel = CODEC.kernel("decode_rows", **codec_constants(columns, stride))
-    kernel(blocks, THREADS, encoded.mask, encoded.rows, _upload(parts, device), rows, counter, lookback)
+    kernel = CODEC.kernel("decode_rows", **codec_constants(columns, stride, encoded.rows.dtype))
+    left = encoded.rows.view(torch.uint8)
+    kernel(blocks, THREADS, encoded.mask, left, _upload(parts, device), rows, counter, lookback)
     return rows[:, :width]
 
 
-def codec_constants(columns: Sequence[int], stride: int) -> dict[str, int]:
+def codec_constants(columns: Sequence[int], stride: int, precision: torch.dtype) -> dict[str, int]:
     """Constants of both kernels."""
-    return {"COLUMNS": sum(1 << column for column in columns), "STRIDE": stride}
+    bfloat16 = int(precision == torch.bfloat16)
+    return {"COLUMNS": sum(1 << column for column in columns), "STRIDE": stride, "BFLOAT16": bfloat16}
 
 
 def row_stride(width: int) -> int:
