@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from group import Group
@@ -33,7 +36,6 @@ def check_same(results: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     for result in results:
         assert result["changes"] == alone["changes"] and result["next_id"] == alone["next_id"]
         assert result["pruned"] == alone["pruned"] and result["lists"] == alone["lists"]
-        assert len(result["ids"]) > 0, "each rank has a part"
 
 
 def test_every_number_of_ranks_trains_the_same_model(group: Callable[[int], Group], course: Course) -> None:
@@ -41,7 +43,9 @@ def test_every_number_of_ranks_trains_the_same_model(group: Callable[[int], Grou
     counts = total(alone["changes"])
     assert min(counts.values()) > 10, f"density changes in all ways: {counts}"
     for size in (2, 3, 4):
-        check_same(group(size)(train, course), alone)
+        results = group(size)(train, course)
+        check_same(results, alone)
+        assert all(len(result["ids"]) and result["photos"] for result in results), "each rank has a part"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,33 @@ def test_whatever_the_options(group: Callable[[int], Group], course: Course, opt
         check_same(results, alone)
         rows, zero = (sum(result["zero"][i] for result in results) for i in range(2))
         assert rows > 0 and (zero > 0) == (encoding == "compact")
+
+
+def test_ranks_without_gaussians(group: Callable[[int], Group], course: Course) -> None:
+    course = replace(course, images=30, model={"max_gaussians": 3})
+    (alone,) = group(1)(train, course)
+    results = group(4)(train, course)
+    check_same(results, alone)
+    assert min(len(result["ids"]) for result in results) == 0
+
+
+def test_ranks_without_photos_and_a_view_that_shows_nothing(
+    group: Callable[[int], Group], course: Course, tmp_path: Path
+) -> None:
+    content = json.loads((course.data / "transforms.json").read_text())
+    content["frames"] = content["frames"][:3]
+    for frame in content["frames"][:2]:
+        pose = np.array(frame["transform_matrix"])
+        pose[:3, 3] -= 20 * pose[:3, 2]  # straight ahead, until everything is behind it
+        frame["transform_matrix"] = pose.tolist()
+    shutil.copytree(course.data, tmp_path / "few")
+    (tmp_path / "few/transforms.json").write_text(json.dumps(content))
+    course = replace(course, data=tmp_path / "few", images=30, views_per_round=2)
+    (alone,) = group(1)(train, course)
+    assert min(alone["records"]) == 0 < max(alone["records"])
+    results = group(4)(train, course)
+    check_same(results, alone)
+    assert sorted(result["photos"] for result in results) == [0, 1, 1, 1]
 
 
 def test_shared_parameters_are_the_same_on_all_ranks(group: Callable[[int], Group], course: Course) -> None:

@@ -41,11 +41,12 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
     pipeline.train()
     pipeline.start_training(course.images, config.optimizers)
     pipeline.share_views()
-    losses, changes, pruned = [], [], []
+    losses, changes, pruned, records = [], [], [], []
     rows, zero = pipeline.ranks.rows, pipeline.ranks.zero_rows  # of earlier runs of this process
     while pipeline.model.images_seen < course.images:
         report = pipeline.train_round()
         losses.append(report.losses.tolist())
+        records.append(int(report.records))
         changes += [report.density] if report.density else []
         pruned += [(judged.pruned, judged.kept, judged.before, judged.after) for judged in report.pruning]
     return {
@@ -53,6 +54,8 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
         "tables": {name: table.detach() for name, table in pipeline.store.tables().items()},
         "shared": {name: p.detach() for name, p in shared_parameters(pipeline.model).items()},
         "losses": losses,
+        "records": records,
+        "photos": pipeline.datamanager.owners.count(ranks.rank),
         "changes": changes,
         "pruned": pruned,
         "lists": residency.measure(pipeline, report),

@@ -71,16 +71,21 @@ def pruning_hangs(*words: str) -> None:
     ns_train(*words)
 
 
-def files_limited(first: int, last: int, size: int, *words: str) -> None:
-    """No file can grow beyond ``size`` bytes between the rounds ``first`` and ``last``."""
+def files_limited(first: int, last: int, size: int, *words: str, rank: int | None = None) -> None:
+    """No file can grow beyond ``size`` bytes between the rounds ``first`` and ``last``, on one rank or on all."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(done: int) -> None:
-        soft = size if first <= done < last else hard
+        soft = size if first <= done < last and rank in (None, ranks.of_process().rank) else hard
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     _before_each_round(limit)
     ns_train(*words)
+
+
+def files_limited_on(rank: int, first: int, last: int, size: int, *words: str) -> None:
+    """The same on one rank."""
+    files_limited(first, last, size, *words, rank=rank)
 
 
 def allocation_fails(stage: str, at: int, *words: str) -> None:

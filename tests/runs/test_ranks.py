@@ -152,12 +152,14 @@ def test_no_memory_on_one_rank_saves_what_all_ranks_have_done(server, run):
     assert torch.equal(run.checkpoint(5)["bytesplat"]["gaussians"]["ids"].sort().values, torch.arange(700))
 
 
-def test_a_full_disk_on_the_rank_that_writes_is_known_to_all(server, run):
+@pytest.mark.parametrize(("files", "full"), [("one", 0), ("shards", 1)])
+def test_a_full_disk_on_a_rank_that_writes_is_known_to_all(files, full, server, run):
     """Too full for the checkpoint of step 4, but not for the last one."""
-    words = run.words(*ranks(2), "--steps-per-save", 4, steps=2 * PHOTOS)
-    child = server.start("files_limited", 3, 5, 100_000, *words)
+    words = run.words(*ranks(2), "--checkpoint-files", files, "--steps-per-save", 4, steps=2 * PHOTOS)
+    child = server.start("files_limited_on", full, 3, 5, 100_000, *words)
     assert child.end(PATIENCE) == 0, child.output
     assert run.steps() == [5] and child.output.count("WARNING") == 1
+    assert len(list(run.models.iterdir())) == (1 if files == "one" else 3)
 
 
 @pytest.mark.parametrize(
