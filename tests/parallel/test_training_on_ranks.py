@@ -89,12 +89,15 @@ def test_ranks_without_photos_and_a_view_that_shows_nothing(
         frame["transform_matrix"] = pose.tolist()
     shutil.copytree(course.data, tmp_path / "few")
     (tmp_path / "few/transforms.json").write_text(json.dumps(content))
-    course = replace(course, data=tmp_path / "few", images=30, views_per_round=2)
-    (alone,) = group(1)(train, course)
-    assert min(alone["records"]) == 0 < max(alone["records"])
-    results = group(4)(train, course)
-    check_same(results, alone)
-    assert sorted(result["photos"] for result in results) == [0, 1, 1, 1]
+    for consolidate in ("off", "on"):
+        course = replace(
+            course, data=tmp_path / "few", images=30, views_per_round=2, consolidate_views=consolidate, model={}
+        )
+        (alone,) = group(1)(train, course)
+        assert min(alone["records"]) == 0 < max(alone["records"])
+        results = group(4)(train, course)
+        check_same(results, alone)
+        assert sorted(result["photos"] for result in results) == [0, 1, 1, 1]
 
 
 def test_shared_parameters_are_the_same_on_all_ranks(group: Callable[[int], Group], course: Course) -> None:

@@ -21,6 +21,7 @@ class Course:
     data: Path
     images: int
     views_per_round: int
+    consolidate_views: str = "auto"
     seed: int = 0
     model: dict[str, Any] = field(default_factory=dict)
 
@@ -33,6 +34,7 @@ def train(ranks: Ranks, course: Course) -> dict[str, Any]:
     config = deepcopy(bytesplat.config)
     manager = config.pipeline.datamanager
     manager.data, manager.views_per_round = course.data, course.views_per_round
+    manager.consolidate_views = course.consolidate_views
     config.pipeline.rebalance_threshold = 1.01
     for name, value in course.model.items():
         setattr(config.pipeline.model, name, value)
