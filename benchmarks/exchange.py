@@ -86,7 +86,7 @@ def photos(pipeline: ByteSplatPipeline) -> Iterator[View]:
         views = [pipeline.datamanager.view(index, 1)]
         cameras, _ = pipeline._collate.cameras(views)
         batch = pipeline._collate.batch(views, cameras, slice(0, 1))
-        yield cameras, pipeline._loss(batch, pipeline.model.training_backgrounds(1))
+        yield cameras, pipeline.loss_of(batch, pipeline.model.training_backgrounds(1))
 
 
 def city_views(city: City, aerial: float) -> Iterator[View]:
