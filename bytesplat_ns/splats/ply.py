@@ -110,18 +110,6 @@ def read_vertices(path: str | Path) -> dict[str, np.ndarray]:
     return {name: table[name] for name, _ in columns}
 
 
-def write_gaussians(
-    path: str | Path, parameters: Mapping[str, Tensor], rgb: bool = False, comments: Sequence[str] = ()
-) -> None:
-    """Writes raw parameters (shapes as in ``ops.layout.Gaussians``) with the properties of the 3DGS release.
-
-    Args:
-        rgb: write the base colours as uchar ``red, green, blue`` instead of the harmonics.
-        comments: lines for the header.
-    """
-    write_gaussian_blocks(path, len(parameters["means"]), [parameters], rgb, comments)
-
-
 def write_gaussian_blocks(
     path: str | Path,
     count: int,
@@ -129,7 +117,14 @@ def write_gaussian_blocks(
     rgb: bool = False,
     comments: Sequence[str] = (),
 ) -> None:
-    """The same for ``count`` Gaussians that come in blocks, at least one, and are never in memory together."""
+    """Writes ``count`` Gaussians with the properties of the 3DGS release.
+
+    Args:
+        blocks: raw parameters (shapes as in ``ops.layout.Gaussians``), at least one block; they are never in memory
+            together.
+        rgb: write the base colours as uchar ``red, green, blue`` instead of the harmonics.
+        comments: lines for the header.
+    """
     _write_blocks(path, count, ((len(block["means"]), _properties(block, rgb)) for block in blocks), comments)
 
 

@@ -1,12 +1,16 @@
-"""Random Gaussians, and a view of them."""
+"""Random Gaussians, a file of them, and a view of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bytesplat_ns.ops import reference
 from bytesplat_ns.ops.layout import Cameras, Gaussians, RenderSettings
+from bytesplat_ns.splats import ply
 
 
 def random_gaussians(n: int, degree: int, seed: int = 0) -> dict[str, Tensor]:
@@ -21,6 +25,11 @@ def random_gaussians(n: int, degree: int, seed: int = 0) -> dict[str, Tensor]:
         "features_dc": 0.5 * normal(n, 3),
         "features_rest": 0.3 * normal(n, (degree + 1) ** 2 - 1, 3),
     }
+
+
+def write_ply(path: Path, parameters: dict[str, Tensor], rgb: bool = False, comments: Sequence[str] = ()) -> None:
+    """A PLY of Gaussians in one block."""
+    ply.write_gaussian_blocks(path, len(parameters["means"]), [parameters], rgb, comments)
 
 
 def render(parameters: dict[str, Tensor], viewmat: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from gaussians import random_gaussians
+from gaussians import random_gaussians, write_ply
 from saved import checkpoint
 
 from bytesplat_ns.splats import ply, spz
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_bytesplat(tmp_path):
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
 def test_a_ply_bit_by_bit(tmp_path, degree):
     gaussians = random_gaussians(10_000, degree)  # more than one block of rows
-    ply.write_gaussians(tmp_path / "a.ply", gaussians, comments=["frame: training"])
+    write_ply(tmp_path / "a.ply", gaussians, comments=["frame: training"])
     found = splats.read(tmp_path / "a.ply")
     assert found.source == "PLY" and found.sh_degree == degree
     for name, values in gaussians.items():
@@ -57,7 +57,7 @@ def test_a_ply_bit_by_bit(tmp_path, degree):
 
 def test_a_ply_in_red_green_and_blue(tmp_path):
     gaussians = random_gaussians(100, 2)
-    ply.write_gaussians(tmp_path / "a.ply", gaussians, rgb=True)
+    write_ply(tmp_path / "a.ply", gaussians, rgb=True)
     found = splats.read(tmp_path / "a.ply")
     assert found.sh_degree == 0
     colors = (gaussians["features_dc"] * 0.28209479177387814 + 0.5).clamp(0, 1)
@@ -105,7 +105,7 @@ def point_cloud(path):
 
 def without_opacity(path):
     gaussians = random_gaussians(3, 0)
-    ply.write_gaussians(path, gaussians)
+    write_ply(path, gaussians)
     path.write_bytes(path.read_bytes().replace(b"float opacity", b"float opaqueness"))
 
 
@@ -131,7 +131,7 @@ def of_unequal_lengths(path):
         ("a.ply", point_cloud, r"a point cloud \(x, y, z\), no Gaussians.*ply_file_path"),
         ("a.ply", without_opacity, "lacks the property opacity"),
         ("a.ply", compressed, "is a compressed PLY, which is not read"),
-        ("a.ply", lambda path: ply.write_gaussians(path, random_gaussians(0, 1)), "it is empty"),
+        ("a.ply", lambda path: write_ply(path, random_gaussians(0, 1)), "it is empty"),
         ("a.spz", lambda path: path.write_bytes(b"NGSP"), "not an SPZ file"),
         ("a.ckpt", lambda path: path.write_text("{}"), "it is damaged, or was not written by torch.save"),
         ("a.ckpt", lambda path: torch.save([1], path), "no section 'pipeline'"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gaussians import random_gaussians
+from gaussians import random_gaussians, write_ply
 from saved import checkpoint, run
 from scipy.spatial.transform import Rotation
 
-from bytesplat_ns.splats import ply
 from bytesplat_ns.splats.frames import Similarity
 from bytesplat_ns.splats.read import SplatError
 from bytesplat_ns.splats.start_from import start_from
@@ -24,7 +23,7 @@ MANY = 10**6
 def splat(tmp_path):
     """A PLY of 50 Gaussians with harmonics of degree 2."""
     path = tmp_path / "splat.ply"
-    ply.write_gaussians(path, random_gaussians(50, 2))
+    write_ply(path, random_gaussians(50, 2))
     return path
 
 
@@ -68,11 +67,11 @@ def test_the_cap_keeps_what_shows_most(splat):
 def test_what_is_not_finite_is_left_out(tmp_path):
     gaussians = random_gaussians(10, 0)
     gaussians["scales"][4, 1] = float("nan")
-    ply.write_gaussians(tmp_path / "a.ply", gaussians)
+    write_ply(tmp_path / "a.ply", gaussians)
     start = start_from(tmp_path / "a.ply", "training", HERE, 0, MANY, False)
     assert len(start.parameters["means"]) == 9 and "1 Gaussians with NaN" in start.notes[1]
     gaussians["scales"][:] = float("nan")
-    ply.write_gaussians(tmp_path / "a.ply", gaussians)
+    write_ply(tmp_path / "a.ply", gaussians)
     with pytest.raises(SplatError, match="all 10 Gaussians have NaN or infinite values"):
         start_from(tmp_path / "a.ply", "training", HERE, 0, MANY, False)
 
