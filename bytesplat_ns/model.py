@@ -69,7 +69,7 @@ class ByteSplatModelConfig(SplatfactoModelConfig):
     training views; 0: never prune. Off until its effect has been measured on a GPU; README says what is known"""
     prune_budget: int | None = None
     """entries of a tile's list that should suffice: pruning goes on until 95 % of all tiles keep to it (default: what
-    stays on chip of the GPU; on a CPU, no pruning)"""
+    stays on chip of the GPU; on a CPU it must be given)"""
     prune_cost: Literal["uniform", "root", "tiles"] = "uniform"
     """what the harm of removing a Gaussian is divided by: nothing (uniform); the square root of the number of tiles
     that list it, those where it is beyond the budget counted twice (root); or this number, and then only Gaussians in

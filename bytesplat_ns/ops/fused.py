@@ -28,7 +28,8 @@ from bytesplat_ns.ops.photometric import PhotometricLoss
 T = TypeVar("T")
 
 Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
-"""What to minimise: from an image to the views' losses [V] and their gradient. It may be asked more than once."""
+"""What to minimise: from an image to the views' losses [V] and their gradient. It may be asked more than once, and
+waits for nothing on a GPU."""
 
 Announce = Callable[[Tensor], tuple[list[int], list[int]]]
 """Tells each rank how many records come [ranks], and returns these numbers and those of the records that will come from

@@ -1,4 +1,4 @@
-"""Mode ``gaussian``: what the ranks tell each other so that each renders its views with everybody's Gaussians.
+"""What ranks tell each other in a step, so that each renders its views with everybody's Gaussians.
 
 Every Gaussian and every view has one owner. A rank projects its Gaussians for all views of the round and sends each
 view's owner the records that reach its pixels. The owner rasterizes them, which gives it the loss and one gradient row

@@ -252,7 +252,7 @@ ALONE = Ranks()
 
 @cache
 def of_process() -> Ranks:
-    """The group that this process was started in; ``ALONE`` without one (so in every tool that does not train)."""
+    """The group that this process was started in; ``ALONE`` without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return ALONE
     nccl = dist.get_backend() == "nccl"

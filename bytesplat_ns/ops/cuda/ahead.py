@@ -8,13 +8,13 @@ not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Image, ImageGradients, Records, RenderSettings
+from bytesplat_ns.ops.fused import Announce, Loss
+from bytesplat_ns.ops.layout import Cameras, Differentiated, Gaussians, Records, RenderSettings
 from bytesplat_ns.ops.photometric import PhotometricLoss
 
 from . import fused_raster
@@ -23,9 +23,6 @@ from .buffers import HALTED, PAIRS, RECORDS, DeviceRecords, on_device
 from .counts import Counts
 from .projection import THREADS, find_starts, project_ahead, record_capacity
 from .raster import rasterize, rasterize_backward
-
-Loss = Callable[[Image], tuple[Tensor, ImageGradients]]
-"""What to minimise: from an image to the views' losses [V] and their gradient; waits for nothing."""
 
 
 def differentiate(
@@ -92,11 +89,7 @@ def _trimmed(result: Differentiated, state: list[int]) -> Differentiated:
 
 
 def project_for_owners(
-    gaussians: Gaussians,
-    cameras: Cameras,
-    settings: RenderSettings,
-    firsts: Sequence[int],
-    announce: Callable[[Tensor], tuple[list[int], list[int]]],
+    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, firsts: Sequence[int], announce: Announce
 ) -> tuple[DeviceRecords, list[int], list[int]]:
     """``project`` for the ranks that own the views; see ``ops.fused.project_for_owners``."""
     device, views = gaussians.device, torch.tensor(firsts)
