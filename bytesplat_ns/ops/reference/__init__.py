@@ -5,13 +5,13 @@ graph. Backward stages differentiate the forward formulas with torch.autograd, s
 derivatives that the compiled backends write out by hand. Tiles and views are looped over, Gaussians and
 pixels never.
 
-One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; the codec between ranks; and load,
-what pruning asks about tiles.
+One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; the codec between ranks; lists, what
+pruning asks about tile lists; and shake, the noise of 3DGS-MCMC.
 """
 
 from .adam import adam, catch_up, update_rows
 from .codec import decode_rows, encode_rows
-from .load import effective_lengths, tile_costs
+from .lists import effective_lengths, tile_costs
 from .loss import loss
 from .observe import observe
 from .projection import project, project_backward

@@ -1,4 +1,4 @@
-"""How heavy tiles are, and which records make them so."""
+"""What pruning asks about tile lists: how far down something is seen, and which records make tiles heavy."""
 
 from __future__ import annotations
 
