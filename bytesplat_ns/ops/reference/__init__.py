@@ -5,8 +5,8 @@ graph. Backward stages differentiate the forward formulas with torch.autograd, s
 derivatives that the compiled backends write out by hand. Tiles and views are looped over, Gaussians and
 pixels never.
 
-One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe; the codec between ranks; lists, what
-pruning asks about tile lists; and shake, the noise of 3DGS-MCMC.
+One file per stage: projection (with harmonics), tiles, raster, loss, adam, observe, shake; lists,
+what pruning asks about tile lists; and the codec between ranks.
 """
 
 from .adam import adam, catch_up, update_rows
