@@ -143,14 +143,37 @@ class GaussianAdam:
 
 
 def step_on_round(
-    optimizer: torch.optim.Adam, rate: float, betas: tuple[float, float], eps: float, views: int
+    optimizer: torch.optim.Adam,
+    rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    views: int,
+    penalty: Tensor | None = None,
 ) -> None:
-    """A step of torch's Adam on a round of ``views`` views, whose constants are given.
+    """A step of torch's Adam on a round of ``views`` views, whose constants are given; moments average over views.
+
+    Gradients are sums over the views, of which each has elements of its own: a photo's pose, its grid.
 
     As with ``GaussianAdam.age``, bias correction needs the product of all betas, however many views the rounds had.
     Torch raises the betas of this step to the power of ``state["step"]``: that counts views, and steps of this round's
     size while torch looks at it.
+
+    Args:
+        penalty: what every view adds to the loss, for all elements.
     """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    of_penalty = [0.0] * len(parameters) if penalty is None else torch.autograd.grad(penalty, parameters)
+    for parameter, common in zip(parameters, of_penalty, strict=True):
+        own = parameter.grad / views
+        parameter.grad = own + common
+        if views > 1:
+            # Torch takes in the square of this mean. What the mean of the squares is beyond it, their variance, goes
+            # ahead: of the views one has views * own, the others nothing, and the penalty is common to all.
+            state = optimizer.state[parameter]
+            if not state:
+                moments = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+                state.update(moments, step=torch.tensor(0.0))
+            state["exp_avg_sq"].addcmul_(own, own, value=(views - 1) * (1 - betas[1]) / betas[1])
     for group in optimizer.param_groups:
         group["lr"], group["betas"], group["eps"] = rate, betas, eps
     for state in optimizer.state.values():

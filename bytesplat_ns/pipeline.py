@@ -140,7 +140,7 @@ class ByteSplatPipeline(VanillaPipeline):
         # 2. What the optimizer's step will be like: rates of the moment, for a round of this size.
         scale = RoundScale(len(cameras))
         rates = {name: scale.learning_rate(rate(model.images_seen)) for name, rate in self._rates.items()}
-        self.optimizer.prepare(rates, len(cameras), scale.betas(*BETAS), scale.epsilon(EPSILON))
+        self.optimizer.prepare(rates, len(cameras), scale.betas(*BETAS), EPSILON)
         needles = self._needles_due(model.images_seen, len(cameras))
         one_rank = self.ranks.size == 1
 
@@ -242,17 +242,19 @@ class ByteSplatPipeline(VanillaPipeline):
             viewmats, d_viewmats: [V, 4, 4] of all views of the round, and the gradient from this rank's Gaussians.
             own: photos whose views this rank owns.
         """
+        penalties: dict[str, Tensor] = {}
         if d_viewmats is not None:
-            penalties: dict[str, Tensor] = {}
-            self.model.camera_optimizer.get_loss_dict(penalties)
             viewmats.backward(self.ranks.sum(d_viewmats, "shared"))
-            (scale.views * sum(penalties.values())).backward()
+            of_poses: dict[str, Tensor] = {}
+            self.model.camera_optimizer.get_loss_dict(of_poses)
+            penalties["camera_opt"] = sum(of_poses.values())
         if self.config.model.use_bilateral_grid:
             grids = self.model.bil_grids.grids  # [photos, ...]
             self._share_rows(grids, own)
-            (scale.views * 10 * total_variation_loss(grids)).backward()
+            penalties["bilateral_grid"] = 10 * total_variation_loss(grids)
         for name, optimizer in self.shared_optimizers.optimizers.items():
-            step_on_round(optimizer, rates[name], scale.betas(*BETAS), scale.epsilon(EPSILON), scale.views)
+            constants = rates[name], scale.betas(*BETAS), EPSILON, scale.views
+            step_on_round(optimizer, *constants, penalties.get(name))
             optimizer.zero_grad(set_to_none=True)
 
     def _share_rows(self, parameter: Tensor, own: list[int]) -> None:

@@ -104,18 +104,20 @@ def learning_rate(group: str, optimizer: object, scheduler: object | None, timel
 class RoundScale:
     """How one dense-Adam step on a round of B views is made worth B steps on one view each.
 
-    The clock of a dense Adam is the optimizer step. A Gaussian visible in a fraction p of the views sees a gradient in
-    about B p of the rounds, so keeping its displacement per image asks for ``lr * sqrt(B)``, ``beta ** B`` (the same
-    memory in images) and ``eps / sqrt(B)``.
+    Adam moves a parameter by its rate times the mean of the gradients over the root of the mean of their squares. If
+    both means are taken over *views*, however many of them a step has, that quotient is the one of single views, and
+    what remains is ``lr * B``, and ``beta ** B`` for the same memory in images.
+
+    The square of a round's *sum* is another matter: by how much it differs from the sum of the squares depends on how
+    many views show a Gaussian and how far their gradients agree. A rate can make up for that on average only: sqrt(B)
+    as large where at most one view of a round matters, B where all of them say the same (Malladi et al., "On the SDEs
+    and scaling rules for adaptive gradient algorithms", 2022, for the case between, of independent gradients).
     """
 
     views: int
 
     def learning_rate(self, rate: float) -> float:
-        return rate * math.sqrt(self.views)
+        return rate * self.views
 
     def betas(self, *betas: float) -> tuple[float, ...]:
         return tuple(beta**self.views for beta in betas)
-
-    def epsilon(self, eps: float) -> float:
-        return eps / math.sqrt(self.views)

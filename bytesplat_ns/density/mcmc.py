@@ -95,16 +95,21 @@ class MCMCStrategy(Strategy):
         }
 
     def update(self, before: int, after: int) -> DensityReport | None:
-        self.add_noise(after)
+        self.add_noise(after, after - before)
         return self.refine(after) if self.schedule.refines_at(before, after) else None
 
     @torch.no_grad()
-    def add_noise(self, seen: int) -> None:
-        """Shake the means of faint Gaussians, along their own axes. ``seen``: images seen so far.
+    def add_noise(self, seen: int, views: int = 1) -> None:
+        """Shake the means of faint Gaussians, along their own axes.
 
-        The step is covariance * normal noise * gate(opacity) * noise_lr * learning rate of the means.
+        The step is covariance * normal noise * gate(opacity) * noise_lr * learning rate of the means. That rate is of a
+        round, B times that of a view; the noise of B views adds up to sqrt(B) times that of one.
+
+        Args:
+            seen: images seen so far.
+            views: of the round.
         """
-        strength = self.options.noise_lr * self.optimizer.rates["means"]
+        strength = self.options.noise_lr * self.optimizer.rates["means"] / math.sqrt(views)
         ops.shake(self.store.gaussians(), strength, self.options.min_opacity, seed=self.seed, step=seen)
 
     @torch.no_grad()

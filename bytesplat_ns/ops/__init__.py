@@ -132,10 +132,19 @@ def tile_costs(records: Records, tiles: TileLists, lengths: Tensor, budget: int)
 
 
 def project_backward(
-    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    squares: bool = False,
 ) -> GaussianGradients:
-    """Gradients of the trained parameters and of the poses from gradient rows, summed over views."""
-    return backend(gaussians.device.type).project_backward(gaussians, cameras, settings, records, rows)
+    """Gradients of the trained parameters and of the poses from gradient rows, summed over views.
+
+    Args:
+        squares: whether the sums of the squares of each view's gradient are wanted too.
+    """
+    return backend(gaussians.device.type).project_backward(gaussians, cameras, settings, records, rows, squares)
 
 
 def encode_rows(
@@ -174,10 +183,11 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-15,
     step: float,
+    square: Tensor | None = None,
 ) -> None:
-    """One dense step of Adam, in place; ``step`` counts from 1."""
+    """One dense step of Adam, in place; ``step`` counts from 1, ``square`` stands in for that of the gradient."""
     backend(parameter.device.type).adam(
-        parameter, gradient, exp_avg, exp_avg_sq, lr=lr, beta1=beta1, beta2=beta2, eps=eps, step=step
+        parameter, gradient, exp_avg, exp_avg_sq, lr=lr, beta1=beta1, beta2=beta2, eps=eps, step=step, square=square
     )
 
 

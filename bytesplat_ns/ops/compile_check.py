@@ -50,7 +50,8 @@ def variants(arch: str) -> Iterator[tuple[Program, dict[str, int]]]:
         yield projection.FORWARD, shape
         for multi_view, (poses, fused) in product((0, 1), ((1, 0), (0, 1), (1, 1))):
             if degree == 3 or antialiased == multi_view == 0:
-                switches = {"MULTI_VIEW": multi_view, "POSES": poses, "FUSED": fused}
+                squares = int(multi_view and (fused or antialiased))
+                switches = {"MULTI_VIEW": multi_view, "SQUARES": squares, "POSES": poses, "FUSED": fused}
                 yield projection.BACKWARD, shape | switches | {"DEFERRED": 0}
                 if fused and not poses:
                     yield projection.BACKWARD, shape | switches | {"DEFERRED": 1}

@@ -70,7 +70,7 @@ class _RecordInput(Structure):
 
 
 class _GradientOutput(Structure):
-    _fields_ = members(c_void_p, *Gaussians.PARAMETERS, "viewmats")
+    _fields_ = members(c_void_p, *Gaussians.PARAMETERS, *(f"square_{n}" for n in Gaussians.PARAMETERS), "viewmats")
 
 
 class _BinInput(Structure):
@@ -135,7 +135,12 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
 
 
 def project_backward(
-    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    squares: bool = False,
 ) -> GaussianGradients:
     """Gradients of the trained parameters and of the poses, summed over views; see ``reference.project_backward``."""
     _check_records(records)
@@ -154,9 +159,13 @@ def project_backward(
         count=len(records),
         row_width=rows.shape[-1],
     )
-    parameters = {name: torch.empty(getattr(gaussians, name).shape) for name in Gaussians.PARAMETERS}
-    gradients = GaussianGradients(**parameters, viewmats=torch.empty(len(cameras), 4, 4))
-    out = _GradientOutput(**parameters, viewmats=gradients.viewmats)
+    sums, square_sums = (
+        {name: torch.empty(getattr(gaussians, name).shape) for name in Gaussians.PARAMETERS if wanted}
+        for wanted in (True, squares)
+    )
+    gradients = GaussianGradients(**sums, viewmats=torch.empty(len(cameras), 4, 4), squares=square_sums or None)
+    pointers = {f"square_{name}": square for name, square in square_sums.items()}
+    out = _GradientOutput(**sums, **pointers, viewmats=gradients.viewmats)
     call("project_backward", _project_input(gaussians, cameras, settings), source, out)
     return gradients
 
@@ -293,10 +302,11 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-15,
     step: float,
+    square: Tensor | None = None,
 ) -> None:
     """One step of Adam, in place; see ``reference.adam``."""
     tensors = {"parameter": parameter, "gradient": gradient, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    for name, tensor in tensors.items():
+    for name, tensor in (tensors if square is None else tensors | {"square": square}).items():
         check(name, tensor, torch.float32, *parameter.shape)
     if step < 1:
         raise ValueError(f"step: Adam counts steps from 1, found {step}")
@@ -307,7 +317,7 @@ def adam(
         root_correction=(1 - beta2**step) ** -0.5,
         eps=eps,
     )
-    call("adam", constants, c_int64(parameter.numel()), gradient, parameter, exp_avg, exp_avg_sq)
+    call("adam", constants, c_int64(parameter.numel()), gradient, square, parameter, exp_avg, exp_avg_sq)
 
 
 # What comes in -------------------------------------------------------------------------------------------------------

@@ -137,11 +137,13 @@ def project_backward_adam(
 ) -> Tensor | None:
     """From gradient rows to moved parameters: ``project_backward``, then ``adam`` on each of the six, in place.
 
-    On CUDA it is one kernel, and the parameters' gradients never reach memory.
+    Moments average over the views of the round, see ``AdamStep``. On CUDA it is one kernel, and the parameters'
+    gradients never reach memory.
 
     Args:
         moments: exp_avg and exp_avg_sq by parameter name, shaped like the parameter, updated in place.
-        regularizers: by parameter name, gradients of regularizers on the parameters themselves, to be added.
+        regularizers: by parameter name, gradients of regularizers on the parameters themselves: what they add to the
+            sum over the views, an equal part to each.
         poses: whether the gradient of the poses is wanted.
         lag: with it, colours are moved only of Gaussians that have a record, which must have been caught up with
             (``catch_up``); for the others the step goes on record. On the host's (``Lag.past``) whoever knows that the
@@ -159,16 +161,26 @@ def project_backward_adam(
         if lag is not None:
             deferred.put_on_record(lag, step, records)
         return d_viewmats
-    gradients = ops.project_backward(*arguments)
+    views = len(cameras)
+    gradients = ops.project_backward(*arguments, squares=views > 1)
     constants = {"beta1": step.betas[0], "beta2": step.betas[1], "eps": step.eps, "step": step.number}
     shown = None if lag is None else records.gaussian.long().unique()
     for name, gradient in gradients.parameters().items():
+        square = None
+        if gradients.squares is not None:
+            gradient /= views
+            square = gradients.squares[name].div_(views)
         if name in regularizers:
-            gradient += regularizers[name]
+            part = regularizers[name] / views
+            if square is not None:
+                square += part * (2 * gradient + part)
+            gradient += part
+        parameter, rate = getattr(gaussians, name), step.rates[name]
         if lag is not None and name in COLOURS:
-            reference.update_rows(getattr(gaussians, name), gradient[shown], moments[name], step, name, shown)
+            of_shown = None if square is None else square[shown]
+            reference.update_rows(parameter, gradient[shown], moments[name], step, name, shown, of_shown)
         else:
-            ops.adam(getattr(gaussians, name), gradient, *moments[name], lr=step.rates[name], **constants)
+            ops.adam(parameter, gradient, *moments[name], lr=rate, **constants, square=square)
     if lag is not None:
         lag.caught_up[shown] = len(lag.past) + 1
     return gradients.viewmats if poses else None

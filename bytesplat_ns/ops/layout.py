@@ -195,7 +195,11 @@ class Differentiated:
 
 @dataclass(frozen=True)
 class AdamStep:
-    """One step of Adam over all trained parameters (Kingma and Ba, 2015, algorithm 1)."""
+    """One step of Adam over all trained parameters (Kingma and Ba, 2015, algorithm 1).
+
+    Moments average over views: on a round of several, exp_avg takes in the mean of their gradients, and exp_avg_sq the
+    mean of the squares of each view's gradient (``schedules.RoundScale`` says why).
+    """
 
     rates: Mapping[str, float]  # learning rate by parameter name
     betas: tuple[float, float]
@@ -267,7 +271,9 @@ class GaussianGradients:
     features_dc: Tensor  # [N, 3]
     features_rest: Tensor  # [N, K, 3]
     viewmats: Tensor  # [V, 4, 4], last row zero
+    # By parameter name, shaped like it: sums over views of the squares of each view's gradient; None unless asked for.
+    squares: dict[str, Tensor] | None = None
 
     def parameters(self) -> dict[str, Tensor]:
         """The gradients by parameter name, poses left out."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "viewmats"}
+        return {name: getattr(self, name) for name in Gaussians.PARAMETERS}

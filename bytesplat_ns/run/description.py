@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bytesplat_ns import ops
-from bytesplat_ns.optim import BETAS, EPSILON
+from bytesplat_ns.optim import BETAS
 from bytesplat_ns.schedules import REFERENCE_IMAGES, RoundScale
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def describe(pipeline: ByteSplatPipeline) -> list[str]:
         steps, images = pipeline.rounds_until(timeline.total), timeline.total - model.images_seen
         lines.append(
             f"Rounds of {views} views: {steps:,} steps for {images:,} images. In a round of B views learning rates "
-            f"are sqrt(B) times as large, Adam's betas are taken to the power of B and its epsilon is divided by "
-            f"sqrt(B): x {scale.learning_rate(1):.3g}, {', '.join(f'{b:.4g}' for b in scale.betas(*BETAS))} and "
-            f"{scale.epsilon(EPSILON):.3g} for B = {views}."
+            f"are B times as large and Adam's betas are taken to the power of B: x {scale.learning_rate(1):.3g}, "
+            f"{' and '.join(f'{b:.4g}' for b in scale.betas(*BETAS))} for B = {views}. Adam's moments average the "
+            f"gradients of the views and their squares, so that B views move a model as far as B steps on one."
         )
     return lines
 

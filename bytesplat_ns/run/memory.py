@@ -59,7 +59,8 @@ class Need:
             # Gradients of parameters never reach memory, but an edit copies the largest columns.
             step = parameters * edits + views * (GPU_VIEW_BYTES + PAIRS * GPU_PAIR_BYTES)
         else:
-            step = parameters + views * (HOST_VIEW_BYTES + PAIRS * HOST_PAIR_BYTES)
+            # Of several views the squares of their gradients too.
+            step = parameters * (1 + (views > 1)) + views * (HOST_VIEW_BYTES + PAIRS * HOST_PAIR_BYTES)
         images = pixels * (views * TRAINING_PIXEL_BYTES + EVALUATION_PIXEL_BYTES)
         return Need(state, round(step), images)
 

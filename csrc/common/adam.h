@@ -24,10 +24,21 @@ struct AdamTable {
     }
 };
 
-BS_HD inline void adam_update(const AdamStep& adam, float gradient, float& parameter, float& exp_avg, float& exp_avg_sq) {
+// The second moment. In a round of several views `square` is the mean of the squares of the views' gradients.
+BS_HD inline void adam_average(const AdamStep& adam, float square, float& exp_avg_sq) {
+    exp_avg_sq += adam.second_rate * (square - exp_avg_sq);
+}
+
+// The first moment and the parameter, once the second moment is that of this step. `gradient`: mean over views.
+BS_HD inline void adam_move(const AdamStep& adam, float gradient, float& parameter, float& exp_avg, float exp_avg_sq) {
     exp_avg += adam.first_rate * (gradient - exp_avg);
-    exp_avg_sq += adam.second_rate * (gradient * gradient - exp_avg_sq);
     parameter -= adam.step_size * exp_avg / (sqrt(exp_avg_sq) * adam.root_correction + adam.eps);
+}
+
+// The step on one view.
+BS_HD inline void adam_update(const AdamStep& adam, float gradient, float& parameter, float& exp_avg, float& exp_avg_sq) {
+    adam_average(adam, gradient * gradient, exp_avg_sq);
+    adam_move(adam, gradient, parameter, exp_avg, exp_avg_sq);
 }
 
 // What steps [from, to) without a gradient do to an element of a parameter: adam_update, again and again, until what is

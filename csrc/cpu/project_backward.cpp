@@ -1,4 +1,5 @@
-// Stage project_backward: from gradient rows to the gradients of all trained parameters and of the poses.
+// Stage project_backward: from gradient rows to the gradients of all trained parameters and of the poses, and if asked
+// for, to the sums over views of their squares.
 //
 // A thread takes a block of Gaussians and adds up their views in order; the blocks' shares of a pose are added in order
 // at the end. The sums do not depend on the number of threads.
@@ -21,17 +22,23 @@ struct RecordInput {
     int row_width;
 };
 
-struct GradientOutput {
+struct ParameterSums {
     float* means;          // [N, 3]
     float* quats;          // [N, 4]
     float* scales;         // [N, 3]
     float* opacities;      // [N]
     float* features_dc;    // [N, 3]
     float* features_rest;  // [N, stored_functions - 1, 3]
-    float* viewmats;       // [V, 4, 4]
+};
+
+struct GradientOutput {
+    ParameterSums gradients;
+    ParameterSums squares;  // of each view's gradient; all null if they are not asked for
+    float* viewmats;        // [V, 4, 4]
 };
 
 // Adds the gradients of records [first, last), at most LANES of one view, to the outputs and to dL/d[R | t].
+template <bool SQUARES>
 void backward_lanes(const ProjectInput& in, const RecordInput& records, const Camera<Floats>& camera, int64_t first,
                     int64_t last, const GradientOutput& out, Floats pose[3][4]) {
     // Phase 1: rows and shapes into lanes. Lanes to spare repeat the last record with zero gradient.
@@ -54,6 +61,12 @@ void backward_lanes(const ProjectInput& in, const RecordInput& records, const Ca
     Shape<Floats> d_shapes{};
     project_shape_backward(shapes, camera, p, in.antialiased != 0, g, d_shapes, pose);
 
+    // A view has one record of a Gaussian at most: what is added here is the view's whole gradient.
+    const auto add = [&](float* ParameterSums::*parameter, int64_t at, float value) {
+        (out.gradients.*parameter)[at] += value;
+        if (SQUARES) (out.squares.*parameter)[at] += value * value;
+    };
+
     // Phase 3: colour. Coefficients are read and their gradients written here, Gaussian by Gaussian.
     Floats centre[3], direction[3], basis[SH_FUNCTIONS_MAX], weights[SH_FUNCTIONS_MAX] = {}, d_direction[3];
     camera_centre(camera, centre);
@@ -63,13 +76,14 @@ void backward_lanes(const ProjectInput& in, const RecordInput& records, const Ca
         const int64_t i = records.gaussian[record];
         const int lane = int(record - first);
         const float* rest = in.rest(i);
-        float* d_rest = out.features_rest + (rest - in.features_rest);
-        for (int c = 0; c < 3; ++c) out.features_dc[3 * i + c] += basis[0][lane] * d_rgb[c][lane];
+        const int64_t first_rest = rest - in.features_rest;
+        for (int c = 0; c < 3; ++c) add(&ParameterSums::features_dc, 3 * i + c, basis[0][lane] * d_rgb[c][lane]);
         for (int k = 1; k < in.functions(); ++k) {
             float weight = 0.0f;
             for (int c = 0; c < 3; ++c) {
                 weight += rest[3 * (k - 1) + c] * d_rgb[c][lane];
-                d_rest[3 * (k - 1) + c] += basis[k][lane] * d_rgb[c][lane];
+                const int64_t at = first_rest + 3 * (k - 1) + c;
+                add(&ParameterSums::features_rest, at, basis[k][lane] * d_rgb[c][lane]);
             }
             weights[k][lane] = weight;
         }
@@ -80,10 +94,10 @@ void backward_lanes(const ProjectInput& in, const RecordInput& records, const Ca
     for (int64_t record = first; record < last; ++record) {
         const int64_t i = records.gaussian[record];
         const int lane = int(record - first);
-        for (int k = 0; k < 3; ++k) out.means[3 * i + k] += d_shapes.mean[k][lane];
-        for (int k = 0; k < 4; ++k) out.quats[4 * i + k] += d_shapes.quat[k][lane];
-        for (int k = 0; k < 3; ++k) out.scales[3 * i + k] += d_shapes.scale[k][lane];
-        out.opacities[i] += d_shapes.opacity[lane];
+        for (int k = 0; k < 3; ++k) add(&ParameterSums::means, 3 * i + k, d_shapes.mean[k][lane]);
+        for (int k = 0; k < 4; ++k) add(&ParameterSums::quats, 4 * i + k, d_shapes.quat[k][lane]);
+        for (int k = 0; k < 3; ++k) add(&ParameterSums::scales, 3 * i + k, d_shapes.scale[k][lane]);
+        add(&ParameterSums::opacities, i, d_shapes.opacity[lane]);
     }
 }
 
@@ -107,8 +121,12 @@ extern "C" int64_t bytesplat_project_backward(int threads, const ProjectInput* i
         const auto zero = [=](float* column, int64_t width) {
             std::fill(column + width * first, column + width * last, 0.0f);
         };
-        zero(out->means, 3), zero(out->quats, 4), zero(out->scales, 3), zero(out->opacities, 1);
-        zero(out->features_dc, 3), zero(out->features_rest, 3 * (in->stored_functions - 1));
+        const bool squares = out->squares.means;
+        for (const ParameterSums* sums : {&out->gradients, &out->squares}) {
+            if (sums == &out->squares && !squares) continue;
+            zero(sums->means, 3), zero(sums->quats, 4), zero(sums->scales, 3), zero(sums->opacities, 1);
+            zero(sums->features_dc, 3), zero(sums->features_rest, 3 * (in->stored_functions - 1));
+        }
         for (int view = 0; view < views; ++view) {
             const auto record_of = [&](int64_t i) {  // first record of this view from Gaussian i on
                 const int32_t *begin = records->gaussian + view_begin[view], *end = records->gaussian + view_begin[view + 1];
@@ -118,7 +136,8 @@ extern "C" int64_t bytesplat_project_backward(int threads, const ProjectInput* i
             Floats pose[3][4] = {};
             const int64_t end = record_of(last);
             for (int64_t record = record_of(first); record < end; record += LANES)
-                backward_lanes(*in, *records, camera, record, std::min(record + LANES, end), *out, pose);
+                (squares ? backward_lanes<true> : backward_lanes<false>)(
+                    *in, *records, camera, record, std::min(record + LANES, end), *out, pose);
             for (int k = 0; k < 12; ++k)
                 for (int lane = 0; lane < LANES; ++lane)
                     poses[(block * views + view) * 12 + k] += double(pose[k / 4][k % 4][lane]);

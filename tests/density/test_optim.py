@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH, Cameras, Gaussians, Records, RenderSettings
+from bytesplat_ns.ops.reference import adam
 from bytesplat_ns.optim import GaussianAdam, step_on_round
 
 RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
@@ -14,10 +15,12 @@ def gradients(store, seed):
 
 
 def step(optimizer, given, rates=RATES, views=1, **constants):
-    """A step on these gradients alone: no Gaussian is visible, and regularizers come on top."""
+    """A step on these gradients alone, of each view: no Gaussian is visible, and regularizers come on top."""
     none = torch.zeros(0, dtype=torch.int32)
     records = Records(torch.zeros(0, RECORD_WIDTH), none, none, torch.zeros(0), none.long())
-    cameras = Cameras(torch.eye(4)[None], torch.ones(1, 4), torch.ones(1, 2, dtype=torch.int32), 1, 1)
+    sizes = torch.ones(views, 2, dtype=torch.int32)
+    cameras = Cameras(torch.eye(4).repeat(views, 1, 1), torch.ones(views, 4), sizes, 1, 1)
+    given = {name: views * gradient for name, gradient in given.items()}
     optimizer.prepare(rates, views, **constants)
     optimizer.step_from_rows(cameras, RenderSettings(), records, torch.zeros(0, ROW_WIDTH), given, poses=False)
     optimizer.count()
@@ -105,22 +108,29 @@ def test_bias_correction_follows_rounds_of_unequal_size(make_store):
 
 
 def test_shared_parameters_follow_rounds_of_unequal_size(tmp_path):
-    """Torch's Adam moves as Gaussians do, through a checkpoint too; with one view a round it is left as it is."""
-    parameter, plain = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
-    optimizer, reference = torch.optim.Adam([parameter]), torch.optim.Adam([plain], lr=0.01, eps=1e-15)
+    """Torch's Adam averages over views, through a checkpoint too; with one view a round it is left as it is."""
+    parameter = torch.nn.Parameter(torch.zeros(24))  # one for each photo
+    optimizer, moments = torch.optim.Adam([parameter]), [torch.zeros(24), torch.zeros(24)]
+    expected, seen = torch.zeros(24), 0
     for number, views in enumerate((4, 4, 1, 3, 8)):
         if number == 3:
             torch.save(optimizer.state_dict(), tmp_path / "state.pt")
             optimizer = torch.optim.Adam([parameter])
             optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        before = parameter.detach().clone()
-        parameter.grad = torch.full_like(parameter, 0.3)
-        step_on_round(optimizer, 0.01, (0.9**views, 0.999**views), 1e-15, views)
-        torch.testing.assert_close(before - parameter.detach(), torch.full_like(before, 0.01), rtol=1e-4, atol=1e-6)
+        betas, shown = (0.9**views, 0.999**views), torch.arange(seen, seen + views)
+        parameter.grad = torch.zeros(24).index_fill(0, shown, 0.3)
+        step_on_round(optimizer, 0.01, betas, 1e-15, views, penalty=0.1 * parameter.sum())
+        seen += views
+
+        each = torch.full((views, 24), 0.1)
+        each[torch.arange(views), shown] += 0.3
+        average = {"square": each.square().mean(0), "beta1": betas[0], "beta2": betas[1]}
+        adam(expected, each.mean(0), *moments, lr=0.01, step=seen / views, **average)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-7)
     assert optimizer.state[parameter]["step"] == 20, "views"
 
-    single = torch.nn.Parameter(torch.ones(5))
-    one_by_one = torch.optim.Adam([single])
+    single, plain = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    one_by_one, reference = torch.optim.Adam([single]), torch.optim.Adam([plain], lr=0.01, eps=1e-15)
     for number in range(4):
         single.grad = plain.grad = torch.full_like(plain, 0.1 * number - 0.2)
         step_on_round(one_by_one, 0.01, (0.9, 0.999), 1e-15, 1)

@@ -76,7 +76,7 @@ def truth(name: str) -> Truth:
         same, tiles, cameras, scene.settings, image, cast(d_image, torch.float64), scene.interval
     )
     d_rows = torch.randn(len(records), ROW_WIDTH, generator=generator)
-    gradients = reference.project_backward(gaussians, cameras, scene.settings, projected, d_rows.double())
+    gradients = reference.project_backward(gaussians, cameras, scene.settings, projected, d_rows.double(), squares=True)
     return Truth(projected, records, tiles, image, fragile, d_image, rows, d_rows, gradients)
 
 

@@ -51,12 +51,17 @@ def test_projection_backward_with_adam(backend: Backend, name: str) -> None:
     records = replace(records, **{n: place(t) for n, t in vars(records).items()})
     rows = place(expected.d_rows)
 
+    views = len(cameras)
     gradients: GaussianGradients = projection.project_backward(
-        Gaussians(**separate, ids=ids), cameras, scene.settings, records, rows
+        Gaussians(**separate, ids=ids), cameras, scene.settings, records, rows, squares=True
     )
     for n, gradient in gradients.parameters().items():
-        gradient += place(regularizers[n]) if n in regularizers else 0
-        backend.module.adam(separate[n], gradient, *moments_separate[n], lr=rates[n], step=3)
+        mean, square = gradient / views, gradients.squares[n] / views
+        if n in regularizers:
+            part = place(regularizers[n]) / views
+            square += part * (2 * mean + part)
+            mean += part
+        backend.module.adam(separate[n], mean, *moments_separate[n], lr=rates[n], step=3, square=square)
     step = optimizer.place(AdamStep(rates, (0.9, 0.999), 1e-15, 3), ids.device)
     poses = projection.project_backward_adam(
         Gaussians(**fused, ids=ids),

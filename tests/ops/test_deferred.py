@@ -14,7 +14,16 @@ from torch import Tensor
 from bytesplat_ns import ops
 from bytesplat_ns.ops import fused, reference
 from bytesplat_ns.ops.cuda import deferred, optimizer, projection
-from bytesplat_ns.ops.layout import COLOURS, ROW_WIDTH, AdamStep, Cameras, Gaussians, Lag, RenderSettings
+from bytesplat_ns.ops.layout import (
+    COLOURS,
+    ROW_WIDTH,
+    AdamStep,
+    Cameras,
+    GaussianGradients,
+    Gaussians,
+    Lag,
+    RenderSettings,
+)
 
 Moments = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -50,14 +59,14 @@ class Optimization:
             assert (self.lag.caught_up == len(self.lag.past)).all()
             self.lag.clear()
 
-    def step(self, cameras: Cameras, step: AdamStep, rows_of: Callable[[int], Tensor]) -> Mapping[str, Tensor]:
+    def step(self, cameras: Cameras, step: AdamStep, rows_of: Callable[[int], Tensor]) -> GaussianGradients | None:
         """Catches up, projects, and steps on random gradient rows; returns the gradients of a dense step."""
         cameras = _moved(cameras, self.backend.device)
         self.catch_up(cameras)
         records = self.backend.module.project(self.gaussians, cameras, self.settings)
         rows = rows_of(len(records)).to(self.backend.device)
         arguments = self.gaussians, cameras, self.settings, records, rows
-        gradients = {} if self.lag else self.backend.module.project_backward(*arguments).parameters()
+        gradients = None if self.lag else self.backend.module.project_backward(*arguments, squares=True)
         if self.backend.name == "cuda":
             step = optimizer.place(step, self.gaussians.device)
             projection.project_backward_adam(*arguments, self.moments, step, {}, False, self.lag)
@@ -120,12 +129,16 @@ def test_deferred_is_dense_is_torchs(
 
         gradients = dense.step(cameras, step, rows_of)
         for group, (name, p) in zip(torchs.param_groups, double.items(), strict=True):
-            group["lr"], group["betas"], p.grad = rates[name], betas, gradients[name].cpu().double()
+            group["lr"], group["betas"], p.grad = rates[name], betas, getattr(gradients, name).cpu().double() / views
             if p in torchs.state:  # so that torch's bias correction is that of the product of all betas
                 torchs.state[p]["step"].fill_(age / views - 1)
+                # Torch takes in the square of the mean: what the mean of the squares is beyond it goes ahead.
+                beyond = gradients.squares[name].cpu().double() / views - p.grad**2
+                torchs.state[p]["exp_avg_sq"] += beyond * (1 - betas[1]) / betas[1]
+        assert number > 0 or views == 1
         torchs.step()
         late.step(cameras, step, rows_of)
-        seen = gradients["features_dc"].cpu().abs().sum(dim=1) > 0
+        seen = gradients.features_dc.cpu().abs().sum(dim=1) > 0
         unseen = torch.where(seen, 0, unseen + 1)
         behind = max(behind, int(unseen[5:].max()))
         if number in (30, 31, 160):

@@ -30,6 +30,7 @@ from bytesplat_ns.ops.layout import (
     ROW_WIDTH,
     ROW_WIDTH_WITH_STATISTICS,
     TILE,
+    Gaussians,
     Observations,
     Records,
     TileLists,
@@ -197,13 +198,16 @@ def test_effective_lengths(backend: Backend, scene: Scene) -> None:
 @scenes
 def test_project_backward(backend: Backend, scene: Scene) -> None:
     expected = truth(scene.name)
-    gradients = backend.project_backward(
-        scene.gaussians, scene.cameras, scene.settings, expected.records, expected.d_rows
-    )
+    arguments = scene.gaussians, scene.cameras, scene.settings, expected.records, expected.d_rows
+    gradients = backend.project_backward(*arguments, squares=len(scene.cameras) > 1)
 
-    for name, gradient in vars(expected.gradients).items():
-        error = relative_error(getattr(gradients, name), gradient)
+    for name in (*Gaussians.PARAMETERS, "viewmats"):
+        error = relative_error(getattr(gradients, name), getattr(expected.gradients, name))
         assert error <= 10 * ROUNDING * scene.slack, name
+    assert (gradients.squares is None) == (len(scene.cameras) == 1)
+    for name, square in (gradients.squares or {}).items():
+        # Errors of large terms count twice.
+        assert relative_error(square, expected.gradients.squares[name]) <= 20 * ROUNDING * scene.slack, name
     assert not gradients.viewmats[:, 3].any()
     invisible = torch.ones(len(scene.gaussians), dtype=torch.bool)
     invisible[expected.records.gaussian.long()] = False

@@ -27,6 +27,7 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-15,
     step: float,
+    square: Tensor | None = None,
 ) -> None:
     """One dense step of Adam, in place; see ``ops.reference.adam``."""
     parameter = parameter.detach()
@@ -36,6 +37,7 @@ def adam(
         THREADS,
         parameter,
         gradient.contiguous(),
+        None if square is None else square.contiguous(),
         exp_avg,
         exp_avg_sq,
         parameter.numel(),

@@ -42,9 +42,7 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
             return records.first(state[RECORDS])
 
 
-def project_ahead(
-    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, capacity: int
-) -> DeviceRecords:
+def project_ahead(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, capacity: int) -> DeviceRecords:
     """The same into buffers of ``capacity`` rows, without waiting for their number."""
     device, stored = gaussians.device, gaussians.features_rest.shape[1]
     blocks_per_view = -(-len(gaussians) // THREADS)
@@ -92,15 +90,23 @@ def project_ahead(
 
 
 def project_backward(
-    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    squares: bool = False,
 ) -> GaussianGradients:
     """Gradients of the trained parameters and of the poses; see ``ops.reference.project_backward``."""
     parameters = parameters_of(gaussians)
-    gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
+    gradients, square_sums = (
+        {name: torch.empty_like(parameter) for name, parameter in parameters.items() if wanted}
+        for wanted in (True, squares)
+    )
     poses = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device)
-    outputs = [(parameters[name], gradient, None, None) for name, gradient in gradients.items()]
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, poses, None)
-    return GaussianGradients(**gradients, viewmats=poses.sum(0))
+    outputs = [(parameters[name], gradient, square_sums.get(name), None) for name, gradient in gradients.items()]
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, poses, None, squares=squares)
+    return GaussianGradients(**gradients, viewmats=poses.sum(0), squares=square_sums or None)
 
 
 def project_backward_adam(
@@ -126,7 +132,8 @@ def project_backward_adam(
         outputs.append(output)
     assert step.table is not None, "the step is on the device (optimizer.place)"
     sums = torch.zeros(POSE_SUMS, len(cameras), 4, 4, device=gaussians.device) if poses else None
-    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, step.table, lag)
+    squares = len(cameras) > 1
+    _project_backward(gaussians, cameras, settings, records, rows, outputs, sums, step.table, lag, squares)
     return None if sums is None else sums.sum(0)
 
 
@@ -140,8 +147,9 @@ def _project_backward(
     poses: Tensor | None,
     adam: Tensor | None,
     lag: Lag | None = None,
+    squares: bool = False,
 ) -> None:
-    """Both forms of the kernel: ``outputs`` are (parameter, gradient, None, None) or (parameter, moments, extra)."""
+    """Both forms of the kernel: ``outputs`` are (parameter, gradient, squares, None) or (parameter, moments, extra)."""
     records, stored = on_device(records), gaussians.features_rest.shape[1]
     if rows.stride(1) != 1 or rows.stride(0) % 4:
         rows = torch.nn.functional.pad(rows[:, :RECORD_WIDTH], (0, RECORD_STRIDE - RECORD_WIDTH))
@@ -152,6 +160,7 @@ def _project_backward(
         "SH_STORED": stored,
         "ANTIALIASED": settings.antialiased,
         "MULTI_VIEW": views > 1,
+        "SQUARES": squares,
         "POSES": poses is not None,
         "FUSED": adam is not None,
         "DEFERRED": lag is not None,

@@ -23,6 +23,7 @@ def adam(
     beta2: float = 0.999,
     eps: float = 1e-15,
     step: float,
+    square: Tensor | None = None,
 ) -> None:
     """One step of Adam (Kingma and Ba 2015, algorithm 1), in place on the parameter and its two moments.
 
@@ -32,17 +33,20 @@ def adam(
     Args:
         parameter, gradient, exp_avg, exp_avg_sq: of one shape.
         step: number of this step, from 1; a fraction where earlier steps had other betas (``GaussianAdam.age``).
+        square: of that shape too, what exp_avg_sq averages, where that is not the gradient's square.
     """
     exp_avg.lerp_(gradient, 1 - beta1)
-    exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    exp_avg_sq.mul_(beta2)
+    if square is None:
+        exp_avg_sq.addcmul_(gradient, gradient, value=1 - beta2)
+    else:
+        exp_avg_sq.add_(square, alpha=1 - beta2)
     root = (exp_avg_sq / (1 - beta2**step)).sqrt()
     parameter.sub_(exp_avg / (root + eps), alpha=lr / (1 - beta1**step))
 
 
 @stage
-def catch_up(
-    gaussians: Gaussians, moments: Mapping[str, tuple[Tensor, Tensor]], lag: Lag, rows: Tensor
-) -> None:
+def catch_up(gaussians: Gaussians, moments: Mapping[str, tuple[Tensor, Tensor]], lag: Lag, rows: Tensor) -> None:
     """Gives the colours of some Gaussians the steps on record that they have not had: steps without a gradient.
 
     Args:
@@ -64,11 +68,12 @@ def update_rows(
     step: AdamStep,
     name: str,
     rows: Tensor,
+    square: Tensor | None = None,
 ) -> None:
-    """``adam`` on some rows [n] of a parameter. ``gradient``: of these rows."""
+    """``adam`` on some rows [n] of a parameter. ``gradient``, ``square``: of these rows."""
     parameter = parameter.detach()
     part, first, second = parameter[rows], moments[0][rows], moments[1][rows]
     gradient = gradient if isinstance(gradient, Tensor) else torch.full_like(part, gradient)
     betas = {"beta1": step.betas[0], "beta2": step.betas[1]}
-    adam(part, gradient, first, second, lr=step.rates[name], **betas, eps=step.eps, step=step.number)
+    adam(part, gradient, first, second, lr=step.rates[name], **betas, eps=step.eps, step=step.number, square=square)
     parameter[rows], moments[0][rows], moments[1][rows] = part, first, second

@@ -60,13 +60,26 @@ def project(gaussians: Gaussians, cameras: Cameras, settings: RenderSettings) ->
 
 @stage
 def project_backward(
-    gaussians: Gaussians, cameras: Cameras, settings: RenderSettings, records: Records, rows: Tensor
+    gaussians: Gaussians,
+    cameras: Cameras,
+    settings: RenderSettings,
+    records: Records,
+    rows: Tensor,
+    squares: bool = False,
 ) -> GaussianGradients:
     """Gradients of the trained parameters and of the poses, summed over the records.
 
     Args:
         rows: [M, 10 or more] dL/d(record) in the record's columns; statistics behind them are not read.
+        squares: whether the sums of the squares of each view's gradient are wanted too.
     """
+    if squares:
+        of_views = [records.view == view for view in range(len(cameras))]
+        parts = [(replace(records, **{n: t[of_view] for n, t in vars(records).items()}), rows[of_view])
+                 for of_view in of_views]  # fmt: skip
+        views = [project_backward(gaussians, cameras, settings, *part).parameters() for part in parts]
+        sums = {n: sum((view[n].square() for view in views), torch.zeros_like(views[0][n])) for n in views[0]}
+        return replace(project_backward(gaussians, cameras, settings, records, rows), squares=sums)
     names = (*Gaussians.PARAMETERS, "viewmats")
     leaves = [getattr(gaussians, name) for name in Gaussians.PARAMETERS] + [cameras.viewmats]
     leaves = [leaf.detach().to(rows.dtype).requires_grad_() for leaf in leaves]
