@@ -15,7 +15,7 @@ come in, a row belongs to one view and so comes from one rank, and what rows are
 Gaussians are, view by view as on one rank.
 
 If so chosen, rows travel in half the bytes, rounded to bfloat16. Then all rows are rounded, those too that stay on
-their rank, so that it still does not matter how many ranks there are.
+their rank, so that it still does not matter how many ranks there are, if there are several.
 """
 
 from __future__ import annotations
