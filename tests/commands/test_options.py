@@ -103,8 +103,11 @@ def test_stock_options_that_would_do_nothing_are_refused(capture, tmp_path):
     assert named == expected
 
 
-def test_rounds_of_three_views(capture, tmp_path):
+def test_rounds_of_three_views(capture, tmp_path, capsys):
     run = train(capture, tmp_path, "--pipeline.datamanager.views-per-round", "3", steps=15)
+    printed = " ".join(re.sub(r"\w+\.py:\d+", "", capsys.readouterr().out).split())
+    assert "learning rates are B times as large and Adam's betas are taken to the power of B" in printed
+    assert "x 3, 0.729 and 0.997 for B = 3." in printed
     assert [line["images"] for line in run.metrics() if "loss" in line] == [3, 6, 9, 12, 15]
     assert run.checkpoint(4)["pipeline"]["_model._extra_state"]["images_seen"] == 15
 
