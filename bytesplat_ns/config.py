@@ -74,4 +74,5 @@ bytesplat_mcmc = _method(
     strategy="mcmc",
     max_gaussians=1_000_000,
     stop_split_at=25_000,
+    prune_share=0.0,  # it grows back to the number that it is given
 )

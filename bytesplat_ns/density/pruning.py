@@ -25,11 +25,11 @@ from bytesplat_ns.density.survey import Survey
 class PruningOptions:
     """How much is pruned, and how carefully."""
 
-    prune_share: float = 0.0
+    prune_share: float = 0.1
     """largest part of the Gaussians that one round removes; 0: never prune"""
     prune_budget: int | None = None
     """entries of a tile's list that are within its budget"""
-    prune_cost: Literal["uniform", "root", "tiles"] = "uniform"
+    prune_cost: Literal["uniform", "root", "tiles"] = "root"
     """what the harm of a removal is divided by: nothing; the root of the number of tiles, those beyond the budget
     counted twice; or this number, and then only in tiles over budget"""
     prune_guard: float = 0.05

@@ -245,7 +245,7 @@ def test_a_round_that_costs_quality_is_undone(capture, tmp_path):
         ("bytesplat", {"mcmc_opacity_reg": 0.0}),
         ("bytesplat", {"prune_share": 0.2}),  # on a CPU there is no budget but what is given
         ("bytesplat", {"prune_every": 100}),
-        ("bytesplat", {"prune_budget": 10}),
+        ("bytesplat", {"prune_budget": 10, "prune_share": 0}),
         ("bytesplat", {"num_random": 100}),
         ("bytesplat", {"random_scale": 3.0}),
         ("bytesplat", {"max_gauss_ratio": 5.0}),
