@@ -11,6 +11,7 @@ test: lint kernels cuda
 
 lint: environment
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 demo: kernels
 	$(BIN)/python -m bytesplat_ns.demo

@@ -84,8 +84,8 @@ def photos(pipeline: ByteSplatPipeline) -> Iterator[View]:
     """Each training photo alone, at full resolution."""
     for index in range(len(pipeline.datamanager.train_dataset)):
         views = [pipeline.datamanager.view(index, 1)]
-        cameras, _ = pipeline._collate.cameras(views)
-        batch = pipeline._collate.batch(views, cameras, slice(0, 1))
+        cameras, _ = pipeline.collate.cameras(views)
+        batch = pipeline.collate.batch(views, cameras, slice(0, 1))
         yield cameras, pipeline.loss_of(batch, pipeline.model.training_backgrounds(1))
 
 

@@ -106,14 +106,14 @@ class Runs:
     def state(self) -> dict[str, Any]:
         """What a checkpoint would hold."""
         pipeline = self.pipeline
-        shared = {name: optimizer.state_dict() for name, optimizer in pipeline.shared_optimizers.optimizers.items()}
+        shared = {name: optimizer.state_dict() for name, optimizer in pipeline.shared.optimizers.optimizers.items()}
         state = {"step": 0, "pipeline": pipeline.state_dict(), "optimizers": shared}
         return deepcopy(state | {"bytesplat": pipeline.training_state()})
 
     def measure(self, budget: int) -> dict[str, Any]:
         """Of the model as it is. The steps that are timed change it."""
         pipeline = self.pipeline
-        views = Inspection(pipeline.model, pipeline.store, pipeline.datamanager, pipeline._collate, pipeline.ranks)
+        views = Inspection(pipeline.model, pipeline.store, pipeline.datamanager, pipeline.collate, pipeline.ranks)
         quality = pipeline.get_average_eval_image_metrics()
         lengths = views.lengths()
         lists = Lists.of(lengths, budget)
@@ -173,7 +173,7 @@ def measure_all(
     list(runs.go_on(densified))
     half = runs.state()
     pipeline = runs.pipeline
-    views = Inspection(pipeline.model, pipeline.store, pipeline.datamanager, pipeline._collate, pipeline.ranks)
+    views = Inspection(pipeline.model, pipeline.store, pipeline.datamanager, pipeline.collate, pipeline.ranks)
     lengths: Tensor = views.lengths()
     budget = options.budget or int(lengths.double().quantile(options.within))
     head = {"data": data.name, "seed": seed, "budget": budget}

@@ -3,7 +3,7 @@
     python benchmarks/raster.py [--sizes 200000 1000000 3000000] [--out results.json]
     python benchmarks/raster.py --sizes --trained RUN --data ../shared/data/seneca [--views 0 80]
 
-Scenes are rooms of ``--sizes`` Gaussians, and trained models through training views (``scenes.py``).
+Scenes are rooms of ``--sizes`` Gaussians, and trained models through training views (``raster_scenes.py``).
 
 Medians of CUDA events. A stage of ours is captured in a CUDA graph first, so that what is timed is the GPU and not
 Python; everything that says "eager" is not. gsplat's numbers are eager: its kernels are long enough to hide Python.
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from floors import Ceilings, Work, count_evaluations, floors
 from provenance import provenance
-from scenes import Scene, add_options, check_options, scenes
+from raster_scenes import Scene, add_options, check_options, scenes
 from torch import Tensor
 
 from bytesplat_ns.ops.cuda import ahead, binning, fused_raster, optimizer, projection, raster

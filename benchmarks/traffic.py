@@ -35,7 +35,7 @@ import torch
 from counting import one_kernel, three_kernels
 from floors import walk
 from provenance import provenance
-from scenes import Scene, add_options, check_options, scenes
+from raster_scenes import Scene, add_options, check_options, scenes
 
 from bytesplat_ns.ops.cuda import binning, fused_raster, projection, raster
 from bytesplat_ns.ops.photometric import PhotometricLoss

@@ -52,10 +52,10 @@ def refuse_random_start(config: ByteSplatModelConfig, has_points: bool) -> None:
         _refuse([f"{_option(MODEL, name)} ({reason})" for name in names])
 
 
-def refuse_unsupported(config: ByteSplatTrainerConfig, world_size: int) -> None:
+def refuse_unsupported(config: ByteSplatTrainerConfig, ranks: int) -> None:
     """Raises a ValueError that names the options of the stock trainer that mean what this method does not do."""
     found: list[str] = []
-    if world_size > 1 and config.is_viewer_legacy_enabled():
+    if ranks > 1 and config.is_viewer_legacy_enabled():
         found.append("--vis viewer_legacy with several ranks (--vis viewer can)")
     if config.mixed_precision or config.use_grad_scaler:
         found.append("--mixed-precision, --use-grad-scaler (gradients are computed in float32)")
@@ -70,6 +70,8 @@ def refuse_unsupported(config: ByteSplatTrainerConfig, world_size: int) -> None:
             for name, value in vars(options["optimizer"]).items()
             if value != fixed.get(name)
         ]
+    if ranks > 1 and config.pipeline.deferred_adam == "on":
+        found.append("--pipeline.deferred-adam on with several ranks (auto and off can)")
     if found:
         raise ValueError("bytesplat does not support: " + "; ".join(found) + ". Remove the option to go on.")
 

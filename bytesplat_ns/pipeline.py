@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from nerfstudio.cameras.cameras import Cameras as NerfstudioCameras
 from nerfstudio.data.scene_box import OrientedBox
-from nerfstudio.engine.optimizers import Optimizers
-from nerfstudio.model_components.lib_bilagrid import total_variation_loss
 from nerfstudio.pipelines.base_pipeline import VanillaPipeline, VanillaPipelineConfig
 from torch import Tensor
 
@@ -29,17 +27,18 @@ from bytesplat_ns.model import ByteSplatModel, ByteSplatModelConfig
 from bytesplat_ns.ops import fused
 from bytesplat_ns.ops.layout import Cameras, Image, ImageGradients
 from bytesplat_ns.ops.photometric import PhotometricLoss
-from bytesplat_ns.optim import BETAS, EPSILON, GaussianAdam, step_on_round
+from bytesplat_ns.optim import BETAS, EPSILON, GaussianAdam
 from bytesplat_ns.parallel import checkpoint as shared_checkpoint
 from bytesplat_ns.parallel import parts, ranks, tools
 from bytesplat_ns.parallel.balance import rebalance
 from bytesplat_ns.parallel.exchange import Exchange
 from bytesplat_ns.parallel.ranks import Ranks
-from bytesplat_ns.parallel.rendering import shown
+from bytesplat_ns.parallel.rendering import rendering_together
 from bytesplat_ns.run import checkpoint, evaluation
 from bytesplat_ns.run.metrics import psnr
 from bytesplat_ns.run.progress import tell
 from bytesplat_ns.schedules import LearningRate, RoundScale, learning_rate
+from bytesplat_ns.shared import SharedParameters
 from bytesplat_ns.views import Batch, Collator
 
 BALANCED_EVERY = 500
@@ -131,8 +130,8 @@ class ByteSplatPipeline(VanillaPipeline):
         round = self.datamanager.next_round(model.images_seen, model.downscale())
         own = round.owned_by(self.ranks.rank)
         poses_move = model.config.camera_optimizer.mode != "off"
-        cameras, viewmats = self._collate.cameras(round.views, model.camera_optimizer if poses_move else None)
-        batch = self._collate.batch(round.views, cameras, own)
+        cameras, viewmats = self.collate.cameras(round.views, model.camera_optimizer if poses_move else None)
+        batch = self.collate.batch(round.views, cameras, own)
         background = model.training_backgrounds(len(cameras))[own]
         observing = self.strategy.observes(model.images_seen)
         settings = model.settings(statistics=observing)
@@ -178,7 +177,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.optimizer.count()
 
         # 6. Parameters that all Gaussians share (poses, bilateral grids) have an optimizer of their own.
-        self._step_shared(viewmats, d_viewmats, batch.indices, rates, scale)
+        self.shared.step(viewmats, d_viewmats, batch.indices, rates, scale)
 
         # 7. Density control: now and then grow, prune or reset. Rounds of pruning are judged ahead of a reset.
         before, model.images_seen = model.images_seen, model.images_seen + len(cameras)
@@ -188,7 +187,7 @@ class ByteSplatPipeline(VanillaPipeline):
         if report is not None or pruned:
             self._consider_deferral()
         if self._balance_is_due(before):
-            self._balance()
+            self._plan_anew()
         return RoundReport(losses, image, batch, background, report, pruned, records, model.num_points)
 
     # Parts of the story -----------------------------------------------------------------------------------------
@@ -233,39 +232,6 @@ class ByteSplatPipeline(VanillaPipeline):
             needles = torch.autograd.grad(due * 0.1 * (excess.sum() / self.strategy.total), scales)[0]
         return gradients | {"scales": needles + gradients.get("scales", 0.0)}
 
-    def _step_shared(
-        self, viewmats: Tensor, d_viewmats: Tensor | None, own: list[int], rates: Mapping[str, float], scale: RoundScale
-    ) -> None:
-        """Optimizer step of the parameters that all Gaussians share, the same on every rank.
-
-        Args:
-            viewmats, d_viewmats: [V, 4, 4] of all views of the round, and the gradient from this rank's Gaussians.
-            own: photos whose views this rank owns.
-        """
-        penalties: dict[str, Tensor] = {}
-        if d_viewmats is not None:
-            viewmats.backward(self.ranks.sum(d_viewmats, "shared"))
-            of_poses: dict[str, Tensor] = {}
-            self.model.camera_optimizer.get_loss_dict(of_poses)
-            penalties["camera_opt"] = sum(of_poses.values())
-        if self.config.model.use_bilateral_grid:
-            grids = self.model.bil_grids.grids  # [photos, ...]
-            self._share_rows(grids, own)
-            penalties["bilateral_grid"] = 10 * total_variation_loss(grids)
-        for name, optimizer in self.shared_optimizers.optimizers.items():
-            constants = rates[name], scale.betas(*BETAS), EPSILON, scale.views
-            step_on_round(optimizer, *constants, penalties.get(name))
-            optimizer.zero_grad(set_to_none=True)
-
-    def _share_rows(self, parameter: Tensor, own: list[int]) -> None:
-        """Makes the rows of a parameter's gradient, each of which one rank has, known to all ranks."""
-        if self.ranks.size == 1:
-            return
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        rows = self.ranks.gather(torch.tensor(own, dtype=torch.int64, device=gradient.device), "shared")
-        gradient[rows] = self.ranks.gather(gradient[own], "shared")
-        parameter.grad = gradient
-
     # A run's beginning and its return ---------------------------------------------------------------------------
 
     def start_training(self, total_images: int, optimizers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -276,7 +242,7 @@ class ByteSplatPipeline(VanillaPipeline):
         """
         model = self.model
         model.start(total_images)
-        self._collate = Collator(model.device)
+        self.collate = Collator(model.device)
         first_free = model.ids.amax() + 1 if len(model.ids) else model.ids.sum()
         self.store = GaussianStore(model.gauss_params, model.ids, int(self.ranks.gather(first_free[None]).max()))
         self.optimizer = GaussianAdam(self.store)
@@ -290,9 +256,7 @@ class ByteSplatPipeline(VanillaPipeline):
             name: learning_rate(name, optimizers[name]["optimizer"], optimizers[name]["scheduler"], model.timeline)
             for name in groups
         }
-        shared = {name: parameters for name, parameters in groups.items() if name not in model.gauss_params}
-        constant = {name: {"optimizer": optimizers[name]["optimizer"], "scheduler": None} for name in shared}
-        self.shared_optimizers = Optimizers(constant, shared)
+        self.shared = SharedParameters(model, optimizers, self.ranks)
         self.exchange = Exchange(self.ranks, self.config.model.gradient_exchange, self.config.model.gradient_precision)
         self.strategy = density_control(
             self.config.model,
@@ -303,7 +267,7 @@ class ByteSplatPipeline(VanillaPipeline):
             model.seed,
             self.ranks.gather,
         )
-        views = Inspection(model, self.store, self.datamanager, self._collate, self.ranks)
+        views = Inspection(model, self.store, self.datamanager, self.collate, self.ranks)
         self.pruning = pruning(self.config.model, model.timeline, model.num_train_data, self.strategy, views)
         self._consider_deferral()
 
@@ -311,8 +275,6 @@ class ByteSplatPipeline(VanillaPipeline):
         """Whether Adam puts off what no view shows: decided by the Gaussians that there are now."""
         choice, model = self.config.deferred_adam, self.model
         if self.ranks.size > 1:
-            if choice == "on":
-                raise ValueError("--pipeline.deferred-adam on is for one rank; with several, give auto or off.")
             choice = "off"
         data = self.datamanager
         change = self.optimizer.deferral.consider(
@@ -341,7 +303,7 @@ class ByteSplatPipeline(VanillaPipeline):
         period = -(-self.model.timeline.images(BALANCED_EVERY) // epoch) * epoch
         return before // period < self.model.images_seen // period
 
-    def _balance(self) -> None:
+    def _plan_anew(self) -> None:
         """Moves Gaussians if one rank has too much to do, and plans the next rounds by where they are."""
         model = self.model
         if self.ranks.size > 1:
@@ -380,7 +342,7 @@ class ByteSplatPipeline(VanillaPipeline):
         self.strategy.limit()
         self.model.ids = self.store.ids
         self.datamanager.load_rounds(state["bytesplat"].get("rounds"), self.model.images_seen)
-        for name, optimizer in self.shared_optimizers.optimizers.items():
+        for name, optimizer in self.shared.optimizers.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self._consider_deferral()
 
@@ -394,14 +356,14 @@ class ByteSplatPipeline(VanillaPipeline):
     ) -> dict[str, float]:
         """Metrics of ``ns-eval`` and of evaluations while training, averaged over photos."""
         self.eval()
-        with shown(self.model, self.ranks):
+        with rendering_together(self.model, self.ranks):
             rows = evaluation.evaluate(self.model, data_loader, output_path, image_prefix, self.ranks)
         self.train()
         return evaluation.averages(rows, get_std)
 
     def render_together(self, camera: NerfstudioCameras, obb_box: OrientedBox | None) -> dict[str, Tensor] | None:
         """What a camera sees, on the first rank; the viewer there has put its model into evaluation mode."""
-        with shown(self.model, self.ranks), torch.no_grad():
+        with rendering_together(self.model, self.ranks), torch.no_grad():
             if self.ranks.rank == 0:
                 return self.model.get_outputs_for_camera(camera, obb_box)
             self.model.render_for_others(obb_box)
@@ -409,7 +371,7 @@ class ByteSplatPipeline(VanillaPipeline):
 
     def get_eval_image_metrics_and_images(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Metrics of one held-out photo, and pictures; the same on every rank."""
-        with shown(self.model, self.ranks):
+        with rendering_together(self.model, self.ranks):
             return super().get_eval_image_metrics_and_images(step)
 
     def get_param_groups(self) -> dict[str, list[torch.nn.Parameter]]:

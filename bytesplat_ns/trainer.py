@@ -72,8 +72,8 @@ class ByteSplatTrainer(Trainer):
     pipeline: ByteSplatPipeline
 
     def __init__(self, config: ByteSplatTrainerConfig, local_rank: int = 0, world_size: int = 1) -> None:
-        refuse_unsupported(config, world_size)
         self.ranks = ranks.of_process()
+        refuse_unsupported(config, self.ranks.size)
         refuse_idle_options(config, self.ranks.size)
         super().__init__(config, local_rank, world_size)
         self.local_rank = self.ranks.rank  # nerfstudio starts a viewer where it is 0
@@ -109,7 +109,7 @@ class ByteSplatTrainer(Trainer):
     def setup_optimizers(self) -> Optimizers:
         """The pipeline makes the optimizers, Gaussians' and shared parameters', from this configuration."""
         self.pipeline.start_training(self.config.max_num_iterations, self.config.optimizers)
-        return self.pipeline.shared_optimizers
+        return self.pipeline.shared.optimizers
 
     def _load_checkpoint(self) -> None:
         if self.config.load_dir is not None:

@@ -82,7 +82,7 @@ def render_together(gaussians: Gaussians, own: Cameras | None, settings: RenderS
 
 
 @contextmanager
-def shown(model: ByteSplatModel, ranks: Ranks) -> Iterator[None]:
+def rendering_together(model: ByteSplatModel, ranks: Ranks) -> Iterator[None]:
     """Within its block the model renders what all ranks have, together with them; with one rank it does so anyway."""
     if ranks.size == 1:
         yield

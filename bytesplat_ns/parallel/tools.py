@@ -22,7 +22,7 @@ import torch.distributed as dist
 from bytesplat_ns.ops.layout import Cameras, Gaussians, Image, RenderSettings
 from bytesplat_ns.parallel.launch import Place, join_torchrun
 from bytesplat_ns.parallel.ranks import ALONE, RankLeft, Ranks
-from bytesplat_ns.parallel.rendering import render_together, shown
+from bytesplat_ns.parallel.rendering import render_together, rendering_together
 
 if TYPE_CHECKING:
     from bytesplat_ns.model import ByteSplatModel
@@ -61,7 +61,7 @@ def lend(model: ByteSplatModel, ranks: Ranks) -> Ranks:
         SystemExit: on the others, once the first one has ended.
     """
     if ranks.rank > 0:
-        with shown(model, ranks), suppress(RankLeft):
+        with rendering_together(model, ranks), suppress(RankLeft):
             while True:
                 model.render_for_others(ranks.broadcast(None))
         dist.destroy_process_group()

@@ -4,7 +4,8 @@ import torch
 
 from bytesplat_ns.ops.layout import RECORD_WIDTH, ROW_WIDTH, Cameras, Gaussians, Records, RenderSettings
 from bytesplat_ns.ops.reference import adam
-from bytesplat_ns.optim import GaussianAdam, step_on_round
+from bytesplat_ns.optim import GaussianAdam
+from bytesplat_ns.shared import step_on_round
 
 RATES = {name: 10.0**-k for k, name in enumerate(Gaussians.PARAMETERS, start=1)}
 
