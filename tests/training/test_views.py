@@ -18,7 +18,7 @@ def poses(count: int) -> torch.Tensor:
 def view(index: int, width: int, height: int, channels: int = 3, mask: bool = False) -> View:
     image = torch.full((height, width, channels), index + 1, dtype=torch.uint8)
     keep = torch.ones(height, width, dtype=torch.uint8) if mask else None
-    return View(index, 0, 1, poses(1)[0].float(), 50.0, 51.0, width / 2, height / 2, width, height, image, keep)
+    return View(index, 0, poses(1)[0].float(), 50.0, 51.0, width / 2, height / 2, width, height, image, keep)
 
 
 def batch_of(views: list[View], own: slice = slice(None)) -> Batch:
