@@ -110,8 +110,8 @@ class RoundScale:
 
     The square of a round's *sum* is another matter: by how much it differs from the sum of the squares depends on how
     many views show a Gaussian and how far their gradients agree. A rate can make up for that on average only: sqrt(B)
-    as large where at most one view of a round matters, B where all of them say the same (Malladi et al., "On the SDEs
-    and scaling rules for adaptive gradient algorithms", 2022, for the case between, of independent gradients).
+    times as large where one view of a round at most has a gradient, or all have independent ones (Malladi et al., "On
+    the SDEs and scaling rules for adaptive gradient algorithms", 2022), and B times where all have the same.
     """
 
     views: int
