@@ -7,6 +7,7 @@ Standard library only, so that an installer can use this file before torch is th
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -48,7 +49,7 @@ def library(folder: Path, level: str) -> Path:
 def build(out_dir: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
     """Compiles the libraries of some levels into ``out_dir`` and returns their paths.
 
-    A library newer than all sources is left as it is. The compiler is ``$CXX``, or else ``g++``.
+    A library that was made of these sources is left as it is. The compiler is ``$CXX``, or else ``g++``.
 
     Raises:
         BuildError: with the command and what the compiler said.
@@ -58,16 +59,26 @@ def build(out_dir: Path, levels: Iterable[str] = tuple(LEVELS)) -> list[Path]:
         return list(pool.map(lambda level: _build_level(library(out_dir, level), LEVELS[level]), levels))
 
 
+def fingerprint() -> str:
+    """Of all that the libraries are made of, as it is now; a library carries the one of its own (``sources.cpp``)."""
+    root, digest = csrc(), hashlib.sha256()
+    inputs = [*(root / "cpu").glob("*.cpp"), *(root / "cpu").glob("*.h"), *(root / "common").glob("*.h")]
+    for path in (*sorted(inputs), Path(__file__)):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
 def _build_level(target: Path, flags: tuple[str, ...]) -> Path:
-    root = csrc()
-    sources = sorted((root / "cpu").glob("*.cpp"))
-    inputs = [*sources, *(root / "cpu").glob("*.h"), *(root / "common").glob("*.h"), Path(__file__)]
-    if target.exists() and target.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
+    sources, made_of = sorted((csrc() / "cpu").glob("*.cpp")), fingerprint()
+    if target.exists() and made_of.encode() in target.read_bytes():
         return target
+    definition = f'-DBYTESPLAT_SOURCES="{made_of}"'
     # Into a folder of its own, then renamed: a process may have the old library loaded.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         draft = Path(folder) / target.name
-        command = [*shlex.split(os.environ.get("CXX", "g++")), *FLAGS, *flags, *map(str, sources), "-o", str(draft)]
+        command = [*shlex.split(os.environ.get("CXX", "g++")), *FLAGS, *flags, definition]
+        command += [*map(str, sources), "-o", str(draft)]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cpu_build
+from . import cpu_build, sources
 
 FOLDER = Path(__file__).resolve().parent
 """Where the libraries lie."""
@@ -79,7 +79,8 @@ def load(name: str) -> ctypes.CDLL:
     """The library of a level.
 
     Raises:
-        RuntimeError: the library does not fit this machine's others (the C++ runtime, say).
+        RuntimeError: the library does not fit this machine's others (the C++ runtime, say), or was made of other
+            sources than those that are here: what it is called with would not be what it expects.
     """
     path = cpu_build.library(FOLDER, name)
     try:
@@ -89,7 +90,22 @@ def load(name: str) -> ctypes.CDLL:
             f"{path} cannot be loaded: {error}. Delete it and build it here with python -m bytesplat_ns.ops.cpu_build, "
             "or set BYTESPLAT_CPU_LIBRARY=none to run the torch reference."
         ) from error
+    if _made_of(library) != cpu_build.fingerprint():
+        raise RuntimeError(
+            f"{path} was made of other sources than those in {sources.csrc()}, which have changed since. "
+            "Build it anew: python -m bytesplat_ns.ops.cpu_build"
+        )
     return library
+
+
+def _made_of(library: ctypes.CDLL) -> str:
+    """The fingerprint of a library's sources; empty for one that does not know it yet."""
+    try:
+        ask = library.bytesplat_sources
+    except AttributeError:
+        return ""
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
 
 
 NO_MEMORY = -1

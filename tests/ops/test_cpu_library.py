@@ -29,6 +29,15 @@ LEVELS = [
 needs_library = pytest.mark.skipif(not LEVELS, reason="not built: python -m bytesplat_ns.ops.cpu_build")
 
 
+@needs_library
+def test_a_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pull: what it would be called with is not what it expects."""
+    assert cpu_library.load.__wrapped__(LEVELS[0])
+    monkeypatch.setattr(cpu_build, "fingerprint", lambda: "another")
+    with pytest.raises(RuntimeError, match=r"changed since\. Build it anew: python -m bytesplat_ns\.ops\.cpu_build"):
+        cpu_library.load.__wrapped__(LEVELS[0])
+
+
 # Results -------------------------------------------------------------------------------------------------------------
 
 
