@@ -305,10 +305,7 @@ class ByteSplatTrainer(Trainer):
                 pass
 
     def shutdown(self) -> None:
-        """Ends training after the step that is under way, on all ranks, and saves; stops the viewer.
-
-        Any thread of any rank may call it. ``train`` then returns.
-        """
+        """Ends training after this step, on all ranks, saves, and stops the viewer; from any thread of any rank."""
         self.interrupt.stop()
         super().shutdown()
 
